@@ -24,7 +24,7 @@ from sbkit.data.shard import Row
 from sbkit.data.splits import (
     Splits,
     add_texts,
-    keep_column,
+    cached_column,
     normalize_texts,
     read_column,
     within_limits,
@@ -123,7 +123,7 @@ def with_column(
     made_from = {"identity": identity, "modules": user_digests(compute.__module__)}
     named = splits.named()
     for name, split in named.items():
-        texts = keep_column(split, column, made_from, partial(compute, split))
+        texts = cached_column(split, column, made_from, partial(compute, split))
         kept = split.select_columns([other for other in split.column_names if other != column])
         named[name] = kept.add_column(column, to_texts(texts.table[column]))
     return with_fingerprints(splits.with_named(named), column)

@@ -109,6 +109,14 @@ def test_links_lead_to_files_and_headings(file: Path) -> None:
             assert not anchor or anchor in anchors(linked), f"{place} heading: correct the link"
 
 
+def test_names_of_the_glossary_are_in_their_files() -> None:
+    page = FOLDER / "glossary.md"
+    for name, file in re.findall(r"`([\w.]+)` in \[[^]]+\]\(([^)]+)\)", page.read_text("utf-8")):
+        code = (page.parent / file).read_text("utf-8")
+        for word in name.split("."):
+            assert re.search(rf"\b{word}\b", code), f"{name} of the glossary is not in {file}"
+
+
 @pytest.mark.parametrize("file", BELOW, ids=name_of)
 def test_table_of_a_folder_names_its_files(file: Path) -> None:
     """Eight modules had moved on, and their README still sent readers to them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from sbkit.commands.new import FILES
+from sbkit.commands.new import PROJECT_FILES
 from tests.runs import ROOT, Workplace, rows_of
 
 MAX_BYTES = 2e6
@@ -66,7 +66,7 @@ def test_new_project_trains_and_exports_in_an_empty_folder(
     call: Call, workplace: Workplace, tmp_path: Path
 ) -> None:
     call("-m", "sbkit", "new", "mine", cwd=tmp_path)
-    assert all(any((tmp_path / "mine").glob(pattern)) for pattern in FILES)
+    assert all(any((tmp_path / "mine").glob(pattern)) for pattern in PROJECT_FILES)
     options = workplace.arguments(tmp_path / "run", "--number_of_epochs=1")
     launcher = ("-m", "torch.distributed.run", "--standalone")
     call(*launcher, "train.py", *options, cwd=tmp_path / "mine")

@@ -45,7 +45,7 @@ from tools.bench import Figures, measure_once
 
 SILENCE_SECONDS = 3.0  # after a clip, to find its endpoint
 
-Clip = tuple[Samples, str]  # with its text
+Clip = tuple[Samples, str]  # a clip with its text
 
 
 @dataclass

@@ -29,7 +29,7 @@ from tools.bench_gpu import COPIES, write_split
 MP3_RATE = 48_000
 MIN_UPDATES = 8  # of a round: the first, which does not count, compiles blocks for some shapes
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
-NUM_STEPS = 6  # that are profiled
+NUM_STEPS = 6  # steps that are profiled
 NUM_LISTED = 15  # kernels and host operations
 
 

@@ -51,16 +51,16 @@ class Fault:
     line: int
 
     @property
-    def source(self) -> str:
+    def code(self) -> str:
         """The module without the fault."""
         return self.module.read_text(encoding="utf-8")
 
     def apply(self) -> str:
-        """Return the source with the fault in it."""
-        return str(mutate_code(self.source, get_operator(self.operator)(), self.occurrence))
+        """Return the code with the fault in it."""
+        return str(mutate_code(self.code, get_operator(self.operator)(), self.occurrence))
 
     def is_code(self) -> bool:
-        """Return whether the faulty source parses; any test would notice if it did not."""
+        """Return whether the faulty code parses; any test would notice if it did not."""
         try:
             ast.parse(self.apply())
         except SyntaxError:
@@ -69,7 +69,7 @@ class Fault:
 
     def diff(self) -> str:
         """Format the changed lines."""
-        lines = difflib.unified_diff(self.source.splitlines(), self.apply().splitlines(), n=0)
+        lines = difflib.unified_diff(self.code.splitlines(), self.apply().splitlines(), n=0)
         changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
         return "\n".join([f"{self.module}:{self.line}", *changed])
 
@@ -128,9 +128,9 @@ def draw(modules: Iterable[Path], count: int, dice: random.Random) -> list[Fault
 
 def faults_by_position(module: Path) -> list[list[Fault]]:
     """Return the faults at each position of a module, except in annotations."""
-    source = module.read_text(encoding="utf-8")
-    annotations = [*_annotations(ast.parse(source))]
-    nodes = list(ast_nodes(get_ast(source)))
+    code = module.read_text(encoding="utf-8")
+    annotations = [*_annotations(ast.parse(code))]
+    nodes = list(ast_nodes(get_ast(code)))
     faults: dict[tuple[str, tuple[int, int]], list[Fault]] = defaultdict(list)
     for name in operator_names():
         operator_class = get_operator(name)
@@ -140,15 +140,15 @@ def faults_by_position(module: Path) -> list[list[Fault]]:
         positions = (position for node in nodes for position in operator.mutation_positions(node))
         for occurrence, (start, end) in enumerate(positions):
             is_annotation = any(first <= start < last for first, last in annotations)
-            if not is_annotation and not _is_separator(source, start, end):
+            if not is_annotation and not _is_separator(code, start, end):
                 fault = Fault(module, name, occurrence, start[0])
                 faults[name.split("_")[0], start].append(fault)
     return list(faults.values())
 
 
-def _is_separator(source: str, start: tuple[int, int], end: tuple[int, int]) -> bool:
+def _is_separator(code: str, start: tuple[int, int], end: tuple[int, int]) -> bool:
     """Return whether a token is the `*` or `/` of a signature, which is no operator."""
-    line = source.splitlines()[start[0] - 1]
+    line = code.splitlines()[start[0] - 1]
     return line[start[1] : end[1]] in ("*", "/") and line[end[1] : end[1] + 1] in (",", ")")
 
 
@@ -175,7 +175,7 @@ def try_fault(fault: Fault, copy: Path) -> list[str]:
     try:
         return failing(copy, tests_of(fault.module))
     finally:
-        (copy / fault.module).write_text(fault.source, encoding="utf-8")
+        (copy / fault.module).write_text(fault.code, encoding="utf-8")
 
 
 def tests_of(module: Path) -> list[str]:
@@ -186,7 +186,7 @@ def tests_of(module: Path) -> list[str]:
     """
     tests = sorted(Path("tests").rglob("test_*.py"))
     importing = importers(module, tests)
-    sources = sorted([*Path("sbkit").rglob("*.py"), *Path("recipes").rglob("*.py")])
+    modules = sorted([*Path("sbkit").rglob("*.py"), *Path("recipes").rglob("*.py")])
     if module.parts[0] == "recipes":
         near = [*Path("tests/recipes").glob(f"test_{module.parent.name}.py")]
     else:
@@ -194,7 +194,7 @@ def tests_of(module: Path) -> list[str]:
         near = [test for test in importing if test.parent == folder]
         near = near or sorted(folder.glob("test_*.py"))
     near.sort(key=lambda test: test.stem != f"test_{module.stem}")
-    far = chain(importing, *(importers(user, tests) for user in importers(module, sources)))
+    far = chain(importing, *(importers(user, tests) for user in importers(module, modules)))
     return [*map(str, dict.fromkeys([*near, *far]))]
 
 

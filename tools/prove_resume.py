@@ -74,7 +74,7 @@ def is_saving(run: Path) -> bool:
 
 
 def kill(process: subprocess.Popen[bytes], run: Path, seconds: float, dice: random.Random) -> bool:
-    """Kill a run after a random part of the seconds; in half of the calls, during the next save.
+    """Kill a run after a random share of the seconds; in half of the calls, during the next save.
 
     Return False if the run has finished before.
     """

@@ -12,7 +12,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import note_once
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.common_voice import (
-    TABLE_NAME,
+    SPS_TABLE,
     UNASSIGNED,
     choose_rows,
     read_releases,
@@ -51,7 +51,7 @@ class CommonVoice(Corpus):
     def recognizes(cls, settings: SettingValues) -> bool:
         """Check for clips/ or a table of Spontaneous Speech, also in the folder of a language."""
         folder = named_folder(settings)
-        names = ("clips", TABLE_NAME.format("*"))
+        names = ("clips", SPS_TABLE.format("*"))
         patterns = [*names, *(f"*/{name}" for name in names)]
         return folder is not None and any(any(folder.glob(pattern)) for pattern in patterns)
 
@@ -80,11 +80,11 @@ class CommonVoice(Corpus):
         """Read one split; training on ``validated`` leaves out its rows that are in dev or test."""
         options = TableOptions.from_settings(self.settings)
         if tables := self._find_tables():
-            parts = [
+            manifests = [
                 (tag, read_spontaneous(table, split, replace(options, language=tag)))
                 for tag, table in tables.items()
             ]
-            return Manifest.join_named(parts, *self.files()).blocks()
+            return Manifest.join_named(manifests, *self.files()).blocks()
         releases = self._find_releases()
         chosen = self.settings.get("splits") or {}
         train = to_names(chosen.get("train") or TRAIN)
@@ -130,11 +130,11 @@ class CommonVoice(Corpus):
     def _find_tables(self) -> dict[str, Path]:
         """Return the table of each language; {} for a release of Scripted Speech."""
         folder = unpack_corpus(self.settings.get("data_folder"))
-        tables = [*folder.glob(TABLE_NAME.format("*")), *folder.glob(f"*/{TABLE_NAME.format('*')}")]
+        tables = [*folder.glob(SPS_TABLE.format("*")), *folder.glob(f"*/{SPS_TABLE.format('*')}")]
         # The newest release counts: sps-corpus-10.0-2027-06-01-en, not 9.0.
         tables.sort(key=lambda file: [*map(int, re.findall(r"\d+", file.parent.name))])
         by_name = {table.name: table for table in tables}
-        names = {tag: TABLE_NAME.format(tag) for tag in language_tags(self.settings["language"])}
+        names = {tag: SPS_TABLE.format(tag) for tag in language_tags(self.settings["language"])}
         missing = [name for name in names.values() if name not in by_name]
         if tables and missing:
             raise DataError(

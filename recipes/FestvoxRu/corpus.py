@@ -19,7 +19,7 @@ from sbkit.data.tables import TableOptions
 PACKAGE = "festvox-ru"
 LANGUAGE = "ru"
 SPEAKER = "nsh"
-_SENTENCE = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна многоэтажных домов." )
+_PROMPT = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна многоэтажных домов." )
 
 
 class FestvoxRu(Corpus):
@@ -64,5 +64,5 @@ def write_release(root: Path, release: Path) -> None:
 def read_sentences(content: str) -> Iterator[tuple[str, str]]:
     """Yield the id and the text, without stress marks, of lines ``( id "text" )``."""
     for line in content.splitlines():
-        if match := _SENTENCE.fullmatch(line):
+        if match := _PROMPT.fullmatch(line):
             yield match[1], match[2].replace("+", "").replace('\\"', '"')

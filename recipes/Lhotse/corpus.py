@@ -1,4 +1,4 @@
-"""What Lhotse (1.33) reads: its manifests, its cuts, and data folders of Kaldi and WeNet.
+"""Data that Lhotse (1.33) reads: its manifests, its cuts, and data folders of Kaldi and WeNet.
 
 <data_folder>/[NAME_]recordings_SPLIT.jsonl.gz, [NAME_]supervisions_SPLIT.jsonl.gz
               [NAME_]cuts_SPLIT.jsonl.gz
@@ -156,7 +156,7 @@ def _read_kaldi(file: Path) -> Rows:
     if has_channels or (folder / "reco2file_and_channel").exists():
         raise DataError(
             f"{folder} names channels, in reco2file_and_channel or as the fifth field of segments, "
-            "which would be mixed. Write cuts of Lhotse, or a table with a column `channel`."
+            "which would be downmixed. Write cuts of Lhotse, or a table with a column `channel`."
         )
     for id, segment in segments.items():
         name, start, end = segment.split()

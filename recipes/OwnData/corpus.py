@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbkit.audio.io import AudioPart
+from sbkit.audio.io import AudioSpan
 from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.messages import listed
 from sbkit.data.audio_tables import AudioTable, is_tar
@@ -33,7 +33,7 @@ from sbkit.data.corpus import (
     deal_speakers,
     parse_split_shares,
 )
-from sbkit.data.manifest import Excluded, Manifest, part_name
+from sbkit.data.manifest import Excluded, Manifest, span_name
 from sbkit.data.read_manifests import (
     SourceFile,
     choose_files,
@@ -143,25 +143,25 @@ class OwnData(Corpus):
                 f"`manifest.{ALL_SPLITS}`: {tars[0]} is a tar, so all of it is read to know its "
                 "rows. Name tars for each split."
             )
-        parts = self._read(split)
-        tables = [part.rows if isinstance(part, Manifest) else part.texts() for part in parts]
+        blocks = self._read(split)
+        tables = [block.rows if isinstance(block, Manifest) else block.texts() for block in blocks]
         columns = [self._find_split_column(table) for table in tables]
         if any(columns):
             named = zip(tables, columns, strict=True)
             splits = [_read_splits(table, column, source) for table, column in named]
             lost = [
                 Excluded(row, *NO_SPLIT)
-                for part, names in zip(parts, splits, strict=True)
-                for row, name in zip(_name_rows(part, len(names)), names, strict=True)
+                for block, names in zip(blocks, splits, strict=True)
+                for row, name in zip(_name_rows(block, len(names)), names, strict=True)
                 if not name
             ]
-            return [(Manifest.of(lost), np.array([], str)), *zip(parts, splits, strict=True)]
-        speakers = [self._name_speakers(*named) for named in zip(parts, tables, strict=True)]
+            return [(Manifest.of(lost), np.array([], str)), *zip(blocks, splits, strict=True)]
+        speakers = [self._name_speakers(*named) for named in zip(blocks, tables, strict=True)]
         shares = parse_split_shares(self.settings.get("split_shares"))
         shares = {name: share for name, share in shares.items() if name not in self._splits}
         split_of = deal_speakers({*chain(*speakers)}, shares, source)
         splits = [np.array([split_of[name] for name in names]) for names in speakers]
-        return [*zip(parts, splits, strict=True)]
+        return [*zip(blocks, splits, strict=True)]
 
     def _find_split_column(self, table: pa.Table) -> str | None:
         options = TableOptions.from_settings(self.settings)
@@ -169,30 +169,30 @@ class OwnData(Corpus):
             return options.find(table.column_names, "split", "`manifest`") or None
         return find_split_column(table.column_names, partial(read_text_column, table))
 
-    def _name_speakers(self, part: Manifest | AudioTable, table: pa.Table) -> list[str]:
+    def _name_speakers(self, block: Manifest | AudioTable, table: pa.Table) -> list[str]:
         """Return the speaker of each row; one without a speaker is one of its own."""
         column = "speaker"
-        if isinstance(part, AudioTable):
-            column = part.options.find(table.column_names, column, part.file)
+        if isinstance(block, AudioTable):
+            column = block.options.find(table.column_names, column, block.file)
         if column not in table.column_names:
             logger.info(
                 f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
                 " Name their column by `columns: {speaker: COLUMN}`."
             )
-        if isinstance(part, AudioTable):
-            clips = _name_rows(part, len(table))
+        if isinstance(block, AudioTable):
+            clips = _name_rows(block, len(table))
         else:
             folders = {Path(file.path).parent for file in self._splits[ALL_SPLITS].files}
             spellings = {*map(str, folders), *map(normpath, folders)}
-            clips = [_name_clip(clip, spellings) for clip in part.parts]
+            clips = [_name_clip(clip, spellings) for clip in block.spans]
         named = zip(read_text_column(table, column), clips, strict=True)
         return [speaker or f"clip {clip}" for speaker, clip in named]
 
 
-def _name_rows(part: Manifest | AudioTable, count: int) -> list[str]:
-    if isinstance(part, Manifest):
-        return part.ids
-    return [f"{Path(part.file).name} row {number + 1}" for number in range(count)]
+def _name_rows(block: Manifest | AudioTable, count: int) -> list[str]:
+    if isinstance(block, Manifest):
+        return block.ids
+    return [f"{Path(block.file).name} row {number + 1}" for number in range(count)]
 
 
 def _read_splits(table: pa.Table, column: str | None, source: str) -> npt.NDArray[np.str_]:
@@ -206,10 +206,10 @@ def _read_splits(table: pa.Table, column: str | None, source: str) -> npt.NDArra
     return np.array(splits, str)
 
 
-def _name_clip(part: AudioPart, folders: Set[str]) -> str:
+def _name_clip(span: AudioSpan, folders: Set[str]) -> str:
     """Name a clip by its file and folder, as its id changes once another clip has the same."""
-    folder, _, file = part.path.rpartition("/")
-    name = part_name(file.rpartition(".")[0] or file, part)
+    folder, _, file = span.path.rpartition("/")
+    name = span_name(file.rpartition(".")[0] or file, span)
     return name if folder in folders else f"{folder.rpartition('/')[2]}/{name}"
 
 

@@ -15,7 +15,7 @@ from sbkit.data.cache import CORPUS_FILE, is_archive
 from sbkit.data.corpus import Corpus, SettingValues
 from sbkit.data.filesystem import Storage
 from sbkit.data.manifest import BLOCK_ROWS, STORED, Excluded, Manifest
-from sbkit.data.prepared import FORMAT, Record
+from sbkit.data.prepared import CORPUS_FORMAT, Record
 from sbkit.data.rows import STORED_SCHEMA, map_rows
 from sbkit.data.shard import AUDIO
 from sbkit.data.units import LAST_SHARD
@@ -53,10 +53,10 @@ class PreparedCorpus(Corpus):
         name = self._storage.url_of(CORPUS_FILE)
         try:
             version = json.loads(self._content)["format"]
-            if version != FORMAT:
+            if version != CORPUS_FORMAT:
                 raise DataError(
-                    f"{name} has the format {version}, but this version of sbkit reads {FORMAT}. "
-                    "Use the version that wrote it, or prepare the corpus again."
+                    f"{name} has the format {version}, but this version of sbkit reads "
+                    f"{CORPUS_FORMAT}. Use the version that wrote it, or prepare the corpus again."
                 )
             self._record = Record.parse(self._content)
         except (ValueError, LookupError, TypeError) as error:

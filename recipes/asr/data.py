@@ -19,7 +19,7 @@ from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import Splits, read_column, read_texts, read_transcripts, sample_counts
+from sbkit.data.splits import Splits, count_tokens, read_column, read_texts, sample_counts
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import Placement
@@ -109,7 +109,7 @@ def leave_out_impossible(
     splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, speeds: Sequence[float]
 ) -> Splits:
     """Leave out training utterances with too few frames for CTC at the highest speed."""
-    transcripts = read_transcripts(splits.train, tokenizer)
+    transcripts = count_tokens(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
     too_short = transcripts.too_short(subsampling, fastest)
     if not len(too_short):

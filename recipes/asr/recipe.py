@@ -85,9 +85,9 @@ class AsrBrain(Brain):
 
         def encode(segment: Segment) -> Encoded:
             self.watchdog.ping(stage.name.lower(), self.optimizer_step, batch.ids)
-            piece = audio[:, segment.start : segment.start + len(segment.samples)]
+            segment_audio = audio[:, segment.start : segment.start + len(segment.samples)]
             samples = torch.tensor([len(segment.samples)])
-            predictions = self.run_model(piece, samples, batch, stage)
+            predictions = self.run_model(segment_audio, samples, batch, stage)
             frames = int(predictions.frame_lengths)
             log_probs = predictions.log_probs[0, :frames].float().cpu().numpy()
             return Encoded(log_probs, predictions.states[0, :frames].cpu())

@@ -21,8 +21,8 @@ from sbkit.tasks.codec.model import CodecModel, CodedBatch
 from sbkit.tasks.codec.task import CodecTask
 from sbkit.train.brain import Brain
 
-REAL = 1.0  # the discriminator's score of recorded audio
-FAKE = 0.0  # of decoded audio
+REAL = 1.0  # the discriminator's output for recorded audio
+FAKE = 0.0  # its output for decoded audio
 
 
 class CodecBrain(Brain):

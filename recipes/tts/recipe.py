@@ -68,7 +68,7 @@ class TtsBrain(Brain):
         square = (outputs.predicted_variances - outputs.variances).square().sum(2) * durations
         acoustic = acoustic + settings.duration_weight * timing.sum(1)
         acoustic = acoustic + settings.variance_weight * square.sum(1)
-        alignment = forward_sum_loss(outputs.scores, outputs.frames, batch.symbol_lengths)
+        alignment = forward_sum_loss(outputs.alignment, outputs.frames, batch.symbol_lengths)
         lengths = outputs.segment_lengths.to(frames.device)
         spectral = spectral_distance(outputs.decoded, outputs.segment, lengths)
         vocoder = frames * (outputs.distance + spectral / lengths)

@@ -150,8 +150,8 @@ class NoisyClips:
         if self._train is None:
             return torch.zeros(0)
         clips: list[Tensor] = []
-        step = -(-len(self._train) // NUM_BABBLE_CLIPS)
-        for row in read_rows(self._train, range(0, len(self._train), step)):
+        stride = -(-len(self._train) // NUM_BABBLE_CLIPS)
+        for row in read_rows(self._train, range(0, len(self._train), stride)):
             speech = np.repeat(speech_of(row, self._rate), self._rate // WINDOWS_PER_SECOND)
             clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
         return make_voices(clips, self._rate).to(self._device)
@@ -244,9 +244,9 @@ def take_noise(colored: Tensor, voices: Tensor, draws: Tensor, samples: int) -> 
 
 def _cut(noise: Tensor, start: int, samples: int) -> Tensor:
     """Cut samples out of a noise, which is repeated after its end."""
-    part = noise[start : start + samples]
-    missing = samples - len(part)
-    return torch.cat([part, _cut(noise, 0, missing)]) if missing else part
+    stretch = noise[start : start + samples]
+    missing = samples - len(stretch)
+    return torch.cat([stretch, _cut(noise, 0, missing)]) if missing else stretch
 
 
 def add_noise(audio: Tensor, speech: Tensor, noise: Tensor, snr_db: Tensor, mask: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from sbkit.tasks.vad.task import DELAY_FRAMES, FrameCounts, VadTask
 from sbkit.train.brain import Brain
 
 
-class Scored(NamedTuple):
+class NoisyOutputs(NamedTuple):
     """The outputs for a batch, and what was heard."""
 
     log_probs: Tensor  # (B, U, 2) of silence and speech
@@ -48,18 +48,18 @@ class VadBrain(Brain):
         train = None if self.loaders is None else self.loaders.splits.train
         return NoisyClips(self.hparams.settings, train, self.device)
 
-    def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
+    def compute_forward(self, batch: SpeechBatch, stage: Stage) -> NoisyOutputs:
         augmentation = self.augmentation if stage is Stage.TRAIN else None
         noisy = self.noisy_clips.add_to(batch, augmentation)
         log_probs, frames = self.network.predict(noisy.audio, noisy.audio_lengths)
-        return Scored(log_probs, frames, noisy)
+        return NoisyOutputs(log_probs, frames, noisy)
 
-    def compute_objectives(self, scored: Scored, batch: SpeechBatch, stage: Stage) -> Loss:
+    def compute_objectives(self, outputs: NoisyOutputs, batch: SpeechBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the frames of each utterance."""
-        log_probs = scored.log_probs
-        speech = pad(scored.noisy.speech, (DELAY_FRAMES, 0))[:, : log_probs.shape[1]]
+        log_probs = outputs.log_probs
+        speech = pad(outputs.noisy.speech, (DELAY_FRAMES, 0))[:, : log_probs.shape[1]]
         likelihoods = log_probs.gather(2, speech.long().unsqueeze(2)).squeeze(2)
-        mask = length_mask(scored.frames, log_probs.shape[1], log_probs.device)
+        mask = length_mask(outputs.frames, log_probs.shape[1], log_probs.device)
         sums = -(likelihoods * mask).sum(1)
         return Loss(sums * batch.weights, mask.sum(1) * batch.weights)
 
@@ -67,8 +67,8 @@ class VadBrain(Brain):
         super().on_fit_start()
         self.measure_normalization(self.network.features)
 
-    def score(self, scored: Scored, batch: SpeechBatch) -> Sequence[FrameCounts]:
-        return super().score((scored.log_probs, scored.frames), scored.noisy)
+    def score(self, outputs: NoisyOutputs, batch: SpeechBatch) -> Sequence[FrameCounts]:
+        return super().score((outputs.log_probs, outputs.frames), outputs.noisy)
 
 
 class VadRecipe(CorpusRecipe, VadTask):

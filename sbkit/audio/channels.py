@@ -1,4 +1,4 @@
-"""Channels of a file: one of them, or their mix, and whether two cancel each other out.
+"""Channels of a file: one of them, or their downmix, and whether two cancel each other out.
 
 Legend: S samples, C channels.
 """
@@ -15,22 +15,22 @@ CENTER, BASS = "FC", "LFE"
 WEIGHTS = {CENTER: 1.0, "FL": 0.5**0.5, "FR": 0.5**0.5, BASS: 0.0}
 SURROUND_WEIGHT = 0.5
 CANCELED_SHARE = 0.05  # of the channels' power; independent channels leave half of it
-CANCEL = "cancel each other out"  # how two channels lose speech when they are mixed
+CANCEL = "cancel each other out"  # how two channels lose speech when they are downmixed
 
 
-class ChannelMixer:
-    """Make one channel of those of a file, and compare the powers of two with that of their mix.
+class Downmixer:
+    """Make one channel of those of a file, and compare the power of two with their downmix's.
 
-    channel: the one to take, counted from 0; None: mix all.
+    channel: the one to take, counted from 0; None: downmix all.
     """
 
     def __init__(self, channel: int | None = None) -> None:
         self.channel = channel
         self.num_channels = 0  # of the file, once some of it was read
         self.peak = 0.0  # of a file of floats, by which it is divided if it exceeds 1
-        self._powers = np.zeros(2)  # of a channel and of the mix, summed over samples
+        self._powers = np.zeros(2)  # of a channel and of the downmix, summed over samples
 
-    def mix(self, name: str, samples: Floats, channel_names: tuple[str, ...]) -> Floats:
+    def downmix(self, name: str, samples: Floats, channel_names: tuple[str, ...]) -> Floats:
         """Make one channel: (S, C) -> (S,); `channel_names` are FFmpeg's, such as FL and FC."""
         count = self.num_channels = samples.shape[1]
         if self.channel is not None:
@@ -43,13 +43,13 @@ class ChannelMixer:
         weights = [1 / count] * count
         if CENTER in channel_names:
             weights = [WEIGHTS.get(channel, SURROUND_WEIGHT) for channel in channel_names]
-        mixed: Floats = samples @ np.array(weights, np.float32)
+        downmixed: Floats = samples @ np.array(weights, np.float32)
         if count == 2:
-            self._powers += [np.vdot(samples, samples) / 2, np.vdot(mixed, mixed)]
-        return mixed
+            self._powers += [np.vdot(samples, samples) / 2, np.vdot(downmixed, downmixed)]
+        return downmixed
 
     @property
     def fault(self) -> str:
-        """What the mix of a file's two channels loses, "" for nothing."""
-        power, mixed = self._powers
-        return CANCEL if mixed < CANCELED_SHARE * power else ""
+        """How the downmix of a file's two channels loses speech, "" if it does not."""
+        power, downmixed = self._powers
+        return CANCEL if downmixed < CANCELED_SHARE * power else ""

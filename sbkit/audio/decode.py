@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError, Header, cut_short, read_header
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import note_once
@@ -82,7 +82,7 @@ class Block(NamedTuple):
 class ReadOptions:
     """How a file is read."""
 
-    mixer: ChannelMixer  # makes one channel of those of the file
+    downmixer: Downmixer  # makes one channel of those of the file
     block_seconds: float  # about
     skip_seconds: int = 0  # where the blocks start; nothing is decoded long before it
 
@@ -95,18 +95,20 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         header = read_header(file, name)
         file.seek(0)
     reader = partial(_PcmReader if header.is_pcm_wav else _PacketReader, file, name, header)
-    mixer = options.mixer
+    downmixer = options.downmixer
     for block in reader(options).read():
-        if block.peak and not mixer.peak and file.seekable():
+        if block.peak and not downmixer.peak and file.seekable():
             position = file.tell()
             file.seek(0)
-            blocks = reader(ReadOptions(ChannelMixer(0), options.block_seconds)).read()
-            mixer.peak = max(1.0, *(other.peak for other in blocks))
+            blocks = reader(ReadOptions(Downmixer(0), options.block_seconds)).read()
+            downmixer.peak = max(1.0, *(other.peak for other in blocks))
             file.seek(position)
         if block.peak > 1:
-            note = SCALED if mixer.peak else CUT
+            note = SCALED if downmixer.peak else CUT
             note_once(f"note: {name} {note}.", key=note, level=logging.WARNING)
-        yield block._replace(samples=block.samples / mixer.peak) if mixer.peak > 1 else block
+        yield (
+            block._replace(samples=block.samples / downmixer.peak) if downmixer.peak > 1 else block
+        )
 
 
 def declared_seconds(file: BinaryIO) -> float:
@@ -120,7 +122,7 @@ def declared_seconds(file: BinaryIO) -> float:
 
 
 def file_errors() -> tuple[type[Exception], ...]:
-    """Return what the libraries raise for a damaged file. Any other error is a fault of sbkit's."""
+    """Return the libraries' errors for a damaged file. Any other error is a fault of sbkit."""
     import av
     import soundfile
 
@@ -171,8 +173,8 @@ class _PcmReader(_Reader):
                 frames_read += len(samples)
                 peak = check_values(self.name, samples)
                 names = ("FL", "FR")[:channels]
-                mixed = self.options.mixer.mix(self.name, samples, names)
-                yield Block(rate, mixed, peak if sound.subtype in ("FLOAT", "DOUBLE") else 0.0)
+                downmixed = self.options.downmixer.downmix(self.name, samples, names)
+                yield Block(rate, downmixed, peak if sound.subtype in ("FLOAT", "DOUBLE") else 0.0)
         if not frames_read:
             raise _no_samples(self.name)
 
@@ -205,7 +207,7 @@ class _PacketReader(_Reader):
             if stream.codec.lossless:
                 decoder.options = {"err_detect": "crccheck+explode"}
             decoder.open()  # PyAV 19 crashes if it uses a decoder that could not be opened
-            pending: list[AudioFrame] = []  # of one form
+            pending: list[AudioFrame] = []  # frames of one form
             num_samples = block_frames = first_skipped = 0
             form: tuple[int, int, str, str] | None = None  # rate, channels, layout, sample type
             for frames, new_samples, skipped in self._decode(container, stream, decoder):
@@ -242,8 +244,10 @@ class _PacketReader(_Reader):
         has_positions = stream.codec.name not in CODECS_WITHOUT_POSITIONS
         names = tuple(channel.name for channel in layout.channels) if has_positions else ()
         rate = frames[0].rate
-        mixed = self.options.mixer.mix(self.name, floats, names)
-        return Block(rate, mixed, peak if stream.codec.lossless or peak > MAX_OVERSHOOT else 0.0)
+        downmixed = self.options.downmixer.downmix(self.name, floats, names)
+        return Block(
+            rate, downmixed, peak if stream.codec.lossless or peak > MAX_OVERSHOOT else 0.0
+        )
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"

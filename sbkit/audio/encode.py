@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.decode import Signal
-from sbkit.audio.io import END, Resampler
+from sbkit.audio.io import NO_SIGNAL, Resampler
 
 FILE_RATE = 24_000  # samples per second: pcm in OpenAI's API has this rate, and opus supports it
 # Every packet is sent at once, and WAV has no further chunks.
@@ -75,7 +75,7 @@ class FileWriter:
 
     def finish(self) -> bytes:
         """Return the last bytes; changes of FFmpeg to earlier bytes are not sent."""
-        last = self.push(END, is_last=True)
+        last = self.push(NO_SIGNAL, is_last=True)
         self.file.mux(self._stream.encode(None))
         self.file.close()
         return last + self._new_bytes()

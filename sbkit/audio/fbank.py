@@ -1,6 +1,6 @@
 """Log-mel filterbanks as Kaldi defines them, for batches, on the device of the audio.
 
-Legend: B utterances or sessions, S samples, T frames of 10 ms, M mel bins.
+Legend: B utterances or sessions, S samples, T features of 10 ms, M mel bins.
 
 They agree with `torchaudio.compliance.kaldi.fbank` (25 ms Povey windows every 10 ms, mean removed,
 pre-emphasis 0.97, no dither, power spectrum, only whole windows), which deployed runtimes such as
@@ -29,7 +29,7 @@ EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
 MAX_WINDOWS = 256
 MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 
-LEVELS = ("utterance", "running", "none")  # over an utterance, over its frames so far, or kept
+LEVEL_CHOICES = ("utterance", "running", "none")  # over an utterance, over its frames so far
 # In log power. White noise of -65 dBFS (RMS) has 17, so quieter noise is not raised to the level of
 # speech. The test clips of the default corpus have 24.4 to 27.2, and at -30 dB 17.5 to 20.3.
 MIN_LEVEL = 17.0
@@ -37,8 +37,8 @@ MIN_LEVEL = 17.0
 # of int16 would be audible in quiet clips, but not in loud ones.
 RANGE = 14.0
 MEMORY_FRAMES = 500  # 5 s, after which the weight of a frame in a running level is 1 / e
-BLOCK_FRAMES = 10 * MEMORY_FRAMES  # whose weights differ by up to exp(10)
-MIN_WEIGHT = 1e-9  # of all frames; digital silence has less
+LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # the weights within a block differ by up to exp(10)
+MIN_WEIGHT_SUM = 1e-9  # of all frames; digital silence has less
 
 
 class Fbank(nn.Module):
@@ -67,8 +67,8 @@ class Fbank(nn.Module):
     def __init__(
         self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE, level: str = "none"
     ) -> None:
-        if level not in LEVELS:
-            raise ConfigError(f"`level` must be {', '.join(LEVELS)}, but is {level!r}.")
+        if level not in LEVEL_CHOICES:
+            raise ConfigError(f"`level` must be {', '.join(LEVEL_CHOICES)}, but is {level!r}.")
         super().__init__()
         self.n_mels = n_mels
         self.sample_rate = sample_rate
@@ -171,7 +171,7 @@ def subtract_level(
         terms, sums = _accumulate(terms, sums)
     else:
         terms = terms.sum(-1, keepdim=True)
-    height = (terms[:, :1] / terms[:, 1:].clamp(min=MIN_WEIGHT)).clamp(min=0)  # (B, 1, T or 1)
+    height = (terms[:, :1] / terms[:, 1:].clamp(min=MIN_WEIGHT_SUM)).clamp(min=0)  # (B, 1, T or 1)
     zero = (height.transpose(1, 2) + (MIN_LEVEL - RANGE)).to(features.dtype)
     return (features - zero).relu() * mask.unsqueeze(-1), sums
 
@@ -183,9 +183,9 @@ def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     counts. Over all frames, the weights would overflow after 58 minutes. Legend: N blocks.
     """
     frames = terms.shape[2]
-    size, padding = BLOCK_FRAMES, 2 * BLOCK_FRAMES - frames % BLOCK_FRAMES
+    size, padding = LEVEL_BLOCK_FRAMES, 2 * LEVEL_BLOCK_FRAMES - frames % LEVEL_BLOCK_FRAMES
     if isinstance(frames, int):  # else a tracer's symbol, for which one block is a special case
-        size = min(frames, BLOCK_FRAMES)
+        size = min(frames, LEVEL_BLOCK_FRAMES)
         padding = -frames % size
     blocks = nn.functional.pad(terms, (0, padding)).reshape(*terms.shape[:2], -1, size)
     ages = torch.arange(1, size + 1, device=terms.device).to(terms.dtype) / MEMORY_FRAMES
@@ -238,7 +238,7 @@ def triangles(positions: Tensor, corners: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def mel_products(n_mels: int, sample_rate: int) -> "MelProducts | None":
-    """Return what an exported graph computes instead; None at rates at which it would be slower."""
+    """Return the transform for an exported graph; None at rates at which it would be slower."""
     sizes = (window_samples(sample_rate), shift_samples(sample_rate), fft_samples(sample_rate))
     return None if math.gcd(*sizes) < MIN_ROW_SAMPLES else MelProducts(n_mels, sample_rate)
 

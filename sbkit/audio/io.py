@@ -28,7 +28,7 @@ import soundfile
 import soxr
 
 from sbkit.audio import decode
-from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.decode import CUT, Block, ReadOptions, Signal, check_rate, check_values
 from sbkit.base.files import write_bytes_atomically
@@ -39,14 +39,14 @@ from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples,
 logger = logging.getLogger(__name__)
 
 Samples = npt.NDArray[np.int16]
-Source = Path | str | IOBase | bytes  # a file by its path, open for reading bytes, or its bytes
+AudioFile = Path | str | IOBase | bytes  # a file by its path, open for reading bytes, or its bytes
 # Also an array or a tensor, a pair of it and its rate, and what the library `datasets` returns.
-AudioSource = Source | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
+AudioLike = AudioFile | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
 
 STANDARD = Path("-")  # standard input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
-MAX_CHANNELS = 32  # of an array; large microphone arrays have as many
-BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
+MAX_ARRAY_CHANNELS = 32  # of an array; large microphone arrays have as many
+READ_BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
 SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".webm", ".mp4", ".aac"),
     *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64", ".mov", ".mka", ".mkv", ".3gp", ".amr"),
@@ -55,27 +55,27 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".weba", ".mpg", ".m2a", ".mts", ".m2ts", ".vob", ".3g2", ".3gpp", ".ogv", ".ogx", ".awb"),
     *(".wmv", ".asf", ".dsf"),
 )
-END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because tools round
-BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError
+END_TOLERANCE = 50_000  # microseconds that a span may exceed its file, because tools round
+BEYOND_END = "span beyond the end of its file"  # the reason of an AudioError
 MAX_CLIP_SECONDS = DAY  # 2.8 GB at 16 kHz; as much as `max_seconds` allows
-MAX_GAP = 30 * MICROSECONDS  # between parts; over a longer one, the file is opened again
-RESAMPLER_SECONDS = 1  # of a part, for the resampler
+MAX_GAP = 30 * MICROSECONDS  # between spans; over a longer one, the file is opened again
+RESAMPLER_SECONDS = 1  # of a span, for the resampler
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
 MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
-END: Signal = np.empty(0, np.float32)
+NO_SIGNAL: Signal = np.empty(0, np.float32)
 
 
-class AudioPart(NamedTuple):
-    """An audio file, or a part or a channel of it; times are whole microseconds: they are exact.
+class AudioSpan(NamedTuple):
+    """An audio file, or a span or a channel of it; times are whole microseconds: they are exact.
 
-    >>> str(AudioPart("/data/talk.mp3", 1_500_000, 4_000_000))
+    >>> str(AudioSpan("/data/talk.mp3", 1_500_000, 4_000_000))
     '1.5 to 4 s of talk.mp3'
     """
 
     path: str
     start: int = 0
     end: int | None = None  # None: the end of the file
-    channel: int | None = None  # counted from 0; None: all are mixed
+    channel: int | None = None  # counted from 0; None: all are downmixed
 
     @property
     def is_whole(self) -> bool:
@@ -83,7 +83,7 @@ class AudioPart(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether the part is all of the file, with all of its channels."""
+        """Whether the span is all of the file, with all of its channels."""
         return self.is_whole and self.channel is None
 
     def __str__(self) -> str:
@@ -142,12 +142,12 @@ def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path
 
 
 def read_audio(
-    path: Source, sample_rate: int = SAMPLE_RATE, mixer: ChannelMixer | None = None
+    path: AudioFile, sample_rate: int = SAMPLE_RATE, downmixer: Downmixer | None = None
 ) -> Samples:
     """Read a file of any format and rate as (S,) int16.
 
     sample_rate: of the result, in Hz.
-    mixer: makes one channel; None: all channels are mixed.
+    downmixer: makes one channel; None: all channels are downmixed.
 
     Raises AudioError if the file is missing, truncated, damaged or not audio.
 
@@ -158,7 +158,7 @@ def read_audio(
     (16000,)
     """
     content = bytearray()  # grows in place: a long file is in memory only once
-    for block in stream_audio(path, sample_rate, mixer=mixer):
+    for block in stream_audio(path, sample_rate, downmixer=downmixer):
         _append(content, block, sample_rate)
     return np.frombuffer(content, np.int16)
 
@@ -167,35 +167,35 @@ def _append(content: bytearray, block: Samples, sample_rate: int) -> None:
     """Append a block to what is held of a file: kilobytes of AMR or FLAC may last for years."""
     content += block.tobytes()
     if len(content) > 2 * MAX_CLIP_SECONDS * sample_rate:
-        raise AudioError("longer than a day", "A clip may last a day. Name its parts in a table.")
+        raise AudioError("longer than a day", "A clip may last a day. Name its spans in a table.")
 
 
 def stream_audio(
-    source: Source,
+    audio: AudioFile,
     sample_rate: int = SAMPLE_RATE,
-    block_seconds: float = BLOCK_SECONDS,
+    block_seconds: float = READ_BLOCK_SECONDS,
     *,
-    mixer: ChannelMixer | None = None,
+    downmixer: Downmixer | None = None,
     skip_seconds: int = 0,
 ) -> Iterator[Samples]:
     """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
 
     An open file is read from its start, and a pipe as it arrives.
     """
-    if isinstance(source, bytes):
-        source = io.BytesIO(source)
-    options = ReadOptions(mixer or ChannelMixer(), block_seconds, skip_seconds)
-    blocks = resample_blocks(_blocks(source, options), to_rate(sample_rate))
+    if isinstance(audio, bytes):
+        audio = io.BytesIO(audio)
+    options = ReadOptions(downmixer or Downmixer(), block_seconds, skip_seconds)
+    blocks = resample_blocks(_blocks(audio, options), to_rate(sample_rate))
     yield from map(to_int16, blocks)
 
 
-def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
-    name = getattr(source, "name", None) if isinstance(source, IOBase) else str(Path(source))
+def _blocks(audio: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
+    name = getattr(audio, "name", None) if isinstance(audio, IOBase) else str(Path(audio))
     name = name if isinstance(name, str) else "the file"  # that of a temporary one is a number
-    if not isinstance(source, IOBase) and not Path(source).is_file():
+    if not isinstance(audio, IOBase) and not Path(audio).is_file():
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
-        with _open(source) as file:
+        with _open(audio) as file:
             yield from decode.decode(file, name, options)
     except (OSError, MemoryError) as error:
         raise AudioError("unreachable", f"{name} cannot be read: {error}") from error
@@ -203,11 +203,11 @@ def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block
         raise decode.not_audio(name) from error
 
 
-def _open(source: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
+def _open(audio: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
     """Open a file; one that was open before stays open."""
-    if isinstance(source, IOBase):
-        return nullcontext(cast("BinaryIO", source))
-    return Path(source).open("rb")
+    if isinstance(audio, IOBase):
+        return nullcontext(cast("BinaryIO", audio))
+    return Path(audio).open("rb")
 
 
 def resample_blocks(blocks: Iterable[Block], new_rate: int) -> Iterator[Signal]:
@@ -216,7 +216,7 @@ def resample_blocks(blocks: Iterable[Block], new_rate: int) -> Iterator[Signal]:
         resampler = Resampler(rate, new_rate)
         for block in group:
             yield resampler.push(block.samples)
-        yield resampler.push(END, is_last=True)
+        yield resampler.push(NO_SIGNAL, is_last=True)
 
 
 class Resampler:
@@ -226,7 +226,7 @@ class Resampler:
 
     >>> resampler = Resampler(48_000, 16_000)
     >>> first = resampler.push(np.zeros(4800, np.float32))
-    >>> len(first) + len(resampler.push(END, is_last=True))
+    >>> len(first) + len(resampler.push(NO_SIGNAL, is_last=True))
     1600
     """
 
@@ -243,52 +243,53 @@ class Resampler:
         return resampled
 
 
-def read_parts(
-    parts: Sequence[AudioPart],
+def read_spans(
+    spans: Sequence[AudioSpan],
     sample_rate: int,
-    mixer: ChannelMixer | None = None,
-    source: Path | IOBase | None = None,
+    downmixer: Downmixer | None = None,
+    audio: Path | IOBase | None = None,
 ) -> Iterator[Samples | AudioError]:
-    """Read parts of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
+    """Read spans of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
-    What is far from a part is not decoded; the samples then differ by at most two steps of int16,
-    and in the noise that decoders of AAC and AC-3 draw. A part that cannot be read gives an error
+    What is far from a span is not decoded; the samples then differ by at most two steps of int16,
+    and in the noise that decoders of AAC and AC-3 draw. A span that cannot be read gives an error
     in its place. One that exceeds the file by END_TOLERANCE or less ends with it.
 
-    source: the open file, if not that at the path of the parts.
+    audio: the open file, if not that at the path of the spans.
     """
-    mixer = mixer or ChannelMixer()
-    source = source or Path(parts[0].path)
+    downmixer = downmixer or Downmixer()
+    audio = audio or Path(spans[0].path)
     first = 0
-    for index, (part, next_part) in enumerate(pairwise(parts), 1):
-        if part.end is not None and next_part.start - part.end > MAX_GAP:
-            yield from _read_near_parts(source, parts[first:index], sample_rate, mixer)
+    for index, (span, next_span) in enumerate(pairwise(spans), 1):
+        if span.end is not None and next_span.start - span.end > MAX_GAP:
+            yield from _read_near_spans(audio, spans[first:index], sample_rate, downmixer)
             first = index
-    yield from _read_near_parts(source, parts[first:], sample_rate, mixer)
+    yield from _read_near_spans(audio, spans[first:], sample_rate, downmixer)
 
 
-def _read_near_parts(
-    source: Path | IOBase,
-    parts: Sequence[AudioPart],
+def _read_near_spans(
+    audio: Path | IOBase,
+    spans: Sequence[AudioSpan],
     sample_rate: int,
-    mixer: ChannelMixer,
+    downmixer: Downmixer,
     skip_seconds: int | None = None,
 ) -> Iterator[Samples | AudioError]:
-    waiting = deque(parts)
+    waiting = deque(spans)
     content = bytearray()  # of samples from index `first` on; grows and shrinks in place
     if skip_seconds is None:  # whole seconds, for samples at the times of those of the whole file
-        skip_seconds = max(0, parts[0].start // MICROSECONDS - RESAMPLER_SECONDS)
+        skip_seconds = max(0, spans[0].start // MICROSECONDS - RESAMPLER_SECONDS)
     first = skip_seconds * sample_rate
 
     def to_bytes(time: int) -> int:
         return 2 * (microseconds_to_samples(time, sample_rate) - first)
 
-    def cut(part: AudioPart) -> Samples:
-        end = None if part.end is None else to_bytes(part.end)
-        return np.frombuffer(bytes(content[to_bytes(part.start) : end]), np.int16)
+    def cut(span: AudioSpan) -> Samples:
+        end = None if span.end is None else to_bytes(span.end)
+        return np.frombuffer(bytes(content[to_bytes(span.start) : end]), np.int16)
 
     try:
-        for block in stream_audio(source, sample_rate, mixer=mixer, skip_seconds=skip_seconds):
+        blocks = stream_audio(audio, sample_rate, downmixer=downmixer, skip_seconds=skip_seconds)
+        for block in blocks:
             _append(content, block, sample_rate)
             while (end := waiting[0].end) is not None and to_bytes(end) <= len(content):
                 yield cut(waiting.popleft())
@@ -301,84 +302,83 @@ def _read_near_parts(
         yield from [error] * len(waiting)
         return
     if skip_seconds and first == skip_seconds * sample_rate and not content:
-        yield from _read_near_parts(
-            source, parts, sample_rate, mixer, 0
-        )  # to tell how long the file is
+        # From its start, to tell how long the file is.
+        yield from _read_near_spans(audio, spans, sample_rate, downmixer, skip_seconds=0)
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
-    for part in waiting:
-        is_inside = part.end is None or part.end <= seconds * MICROSECONDS + END_TOLERANCE
-        if is_inside and to_bytes(part.start) < len(content):
-            yield cut(part)
+    for span in waiting:
+        is_inside = span.end is None or span.end <= seconds * MICROSECONDS + END_TOLERANCE
+        if is_inside and to_bytes(span.start) < len(content):
+            yield cut(span)
         else:
             yield AudioError(
-                BEYOND_END, f"{part}: the file {part.path} lasts only {seconds:.3f} s."
+                BEYOND_END, f"{span}: the file {span.path} lasts only {seconds:.3f} s."
             )
 
 
-def declared_seconds(source: Path | str | IOBase) -> float:
+def declared_seconds(audio: Path | str | IOBase) -> float:
     """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
-    if not isinstance(source, IOBase):
-        if not Path(source).is_file():
+    if not isinstance(audio, IOBase):
+        if not Path(audio).is_file():
             return 0.0
         with suppress(soundfile.SoundFileError):  # in a hundredth of the time of FFmpeg
-            return float(soundfile.info(source).duration)
-    with suppress(Exception), _open(source) as file:  # a damaged file may make a library raise any
+            return float(soundfile.info(audio).duration)
+    with suppress(Exception), _open(audio) as file:  # a damaged file may make a library raise any
         return decode.declared_seconds(file)
     return 0.0
 
 
 def file_rate(path: Path | str) -> int:
     """Return the sample rate of a file in Hz; raises AudioError like `read_audio`."""
-    blocks = _blocks(path, ReadOptions(ChannelMixer(), block_seconds=0.1))
+    blocks = _blocks(path, ReadOptions(Downmixer(), block_seconds=0.1))
     return next(blocks).rate
 
 
-def stream_source(
-    source: AudioSource, sample_rate: float | None, new_rate: int, mixer: ChannelMixer | None = None
+def stream_input(
+    audio: AudioLike, sample_rate: float | None, new_rate: int, downmixer: Downmixer | None = None
 ) -> Iterator[Samples]:
     """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
 
-    source: a path, an open file or the bytes of one; an array or tensor at ``sample_rate``, or a
+    audio: a path, an open file or the bytes of one; an array or tensor at ``sample_rate``, or a
         pair of it and its rate; or audio of the library `datasets`: a mapping with `array` and
         `sampling_rate`, or with `bytes` or `path`, or an AudioDecoder.
     """
-    audio, rate = file_or_array(source, sample_rate)
+    content, rate = file_or_array(audio, sample_rate)
     if rate is None:
-        yield from stream_audio(audio, new_rate, mixer=mixer)
+        yield from stream_audio(content, new_rate, downmixer=downmixer)
         return
-    mixer = mixer or ChannelMixer()
-    mono = mixer.mix("the array", _to_channels(_to_numpy(audio)), ())
+    downmixer = downmixer or Downmixer()
+    mono = downmixer.downmix("the array", _to_channels(_to_numpy(content)), ())
     if not len(mono):
         raise AudioError("no samples", "The audio array is empty.")
     yield from map(to_int16, resample_blocks([Block(rate, mono)], new_rate))
 
 
-def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
-    """Return what `stream_source` takes as a file without a rate, or an array with its rate."""
-    read_samples = getattr(source, "get_all_samples", None)  # of an AudioDecoder
+def file_or_array(audio: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
+    """Turn the audio that `stream_input` takes into a file, or an array and its rate."""
+    read_samples = getattr(audio, "get_all_samples", None)  # of an AudioDecoder
     if read_samples is not None:
         decoded = read_samples()
-        source = (decoded.data, decoded.sample_rate)
-    if isinstance(source, Mapping):
-        if source.get("array") is not None:
-            source = (source["array"], source.get("sampling_rate"))
-        elif (file := source.get("bytes") or source.get("path")) is not None:
-            source = file
+        audio = (decoded.data, decoded.sample_rate)
+    if isinstance(audio, Mapping):
+        if audio.get("array") is not None:
+            audio = (audio["array"], audio.get("sampling_rate"))
+        elif (file := audio.get("bytes") or audio.get("path")) is not None:
+            audio = file
         else:
-            names = ", ".join(map(str, source)) or "nothing"
+            names = ", ".join(map(str, audio)) or "nothing"
             fault = f"A mapping must have `array`, `bytes` or `path`, but this one has {names}."
             raise AudioError("not audio", fault)
-    if isinstance(source, tuple | list) and len(source) == 2:
+    if isinstance(audio, tuple | list) and len(audio) == 2:
         # gradio gives the rate first.
-        source, sample_rate = source[::-1] if isinstance(source[0], Number) else source
+        audio, sample_rate = audio[::-1] if isinstance(audio[0], Number) else audio
     rate = None if sample_rate is None else to_rate(sample_rate)
-    if isinstance(source, Path | str | IOBase | bytes):
-        return source, None
+    if isinstance(audio, Path | str | IOBase | bytes):
+        return audio, None
     if rate is None:
         fault = "An array needs `sample_rate` in Hz, or a pair (samples, rate)."
         raise AudioError("no sample rate", fault)
-    return source, rate
+    return audio, rate
 
 
 def to_rate(sample_rate: float) -> int:
@@ -408,7 +408,7 @@ def to_samples(array: npt.NDArray[np.generic], *, is_live: bool = False) -> Samp
 
     array: int16, or floats between -1 and 1, or such a tensor, of shape (S,), (S, channels) as from
         soundfile, or (channels, S) as from torchaudio. Channels are averaged. There is one, or
-        there are at most MAX_CHANNELS, and more samples than that.
+        there are at most MAX_ARRAY_CHANNELS, and more samples than that.
     is_live: whether more follows. A clip of floats beyond 1 is scaled to 1, but this is cut.
 
     >>> to_samples(np.array([0.0, 0.5, -1.0]))
@@ -423,14 +423,15 @@ def _to_channels(samples: npt.NDArray[np.generic], is_live: bool = False) -> Sig
     """Check and scale an array as `to_samples` documents: -> (S, channels) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
-    has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
+    has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_ARRAY_CHANNELS < sides[1]
     is_supported = samples.dtype == np.int16 or samples.dtype.kind == "f"
     if not is_supported or not (is_mono or has_channels):
         raise AudioError(
             "not audio",
             f"An audio array of {samples.dtype} with shape {samples.shape} is not supported. Pass "
             "int16, or floats between -1 and 1: (samples,), (samples, channels) or "
-            f"(channels, samples), of at most {MAX_CHANNELS} channels and more samples than that.",
+            f"(channels, samples), of at most {MAX_ARRAY_CHANNELS} channels and more samples "
+            "than that.",
         )
     channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples).T
     scale = FULL_SCALE if samples.dtype == np.int16 else 1

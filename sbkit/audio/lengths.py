@@ -71,8 +71,8 @@ def bucket_of(length: int) -> int:
     10.5 s, joined and at three speeds, in batches of 32 s, have 125 shapes instead of 1,279, for
     1.1 % more padding.
     """
-    step = max(1, (1 << max(0, length - 1).bit_length() >> 1) // BUCKETS_PER_OCTAVE)
-    return -(-length // step) * step
+    width = max(1, (1 << max(0, length - 1).bit_length() >> 1) // BUCKETS_PER_OCTAVE)
+    return -(-length // width) * width
 
 
 def append_silence(

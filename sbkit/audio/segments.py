@@ -66,10 +66,10 @@ class PauseDetector(Protocol):
 
 @dataclass(frozen=True)
 class Segment:
-    """Audio that a model takes at once, and its position in the source."""
+    """Audio that a model takes at once, and its position in the recording."""
 
     samples: Samples  # a copy, so that the blocks can be freed
-    start: int  # the index of its first sample in the source
+    start: int  # the index of its first sample in the recording
     overlap: int = 0  # samples that it shares with the next segment; 0 if it ends in a pause
 
     @property
@@ -159,13 +159,13 @@ class Segmenter:
             longest = max(cuts)
             if longest.pause_windows >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
                 return self._segment_until(longest, head, start)
-        step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
+        shift = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
         if not self.overlaps:
             window = self._window_samples
-            quietest = int(window_levels(head[step:], window).argmin())
-            return Segment(head[: step + quietest * window + window // 2].copy(), start)
-        step = step // self.frame_samples * self.frame_samples
-        return Segment(head.copy(), start, overlap=self._max_samples - step)
+            quietest = int(window_levels(head[shift:], window).argmin())
+            return Segment(head[: shift + quietest * window + window // 2].copy(), start)
+        shift = shift // self.frame_samples * self.frame_samples
+        return Segment(head.copy(), start, overlap=self._max_samples - shift)
 
     def _possible_cuts(
         self, head: Samples, pauses: "Pauses", *, previous: Segment, has_more: bool
@@ -208,7 +208,7 @@ class _Edge(NamedTuple):
 
 
 class Pauses:
-    """The pauses of one source, whose samples arrive block by block."""
+    """The pauses of one recording, whose samples arrive block by block."""
 
     def __init__(self, detector: PauseDetector | None, sample_rate: int) -> None:
         self._detector = detector
@@ -225,7 +225,7 @@ class Pauses:
     def within(self, samples: Samples, start: int) -> list[list[int]]:
         """Return [first window, end window] of each pause in samples (S,).
 
-        start: the index of the first sample in the source; later calls have later starts.
+        start: the index of the first sample in the recording; later calls have later starts.
         """
         window = self._rate // WINDOWS_PER_SECOND
         if self._detector is None:

@@ -20,14 +20,14 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "aad3c0b556ed60e4"),
-    "releases": CodeVersion(1, "3298faf693d84574"),
-    "text": CodeVersion(8, "a05f7e2bb032808c"),
-    "token_counts": CodeVersion(1, "d12f88a361befc11"),
-    "symbols": CodeVersion(2, "73c82238571e1d47"),
+    "corpus": CodeVersion(2, "6d09f4c7bef34404"),
+    "releases": CodeVersion(1, "314fb1aac24ebb91"),
+    "text": CodeVersion(8, "a2947525a91d432c"),
+    "token_counts": CodeVersion(1, "09d86703149c525b"),
+    "symbols": CodeVersion(2, "389f7815a66b5c8c"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
-    "speech": CodeVersion(1, "f3712007c8b53acb"),
-    "data_report": CodeVersion(2, "4b6135245a8c52cb"),
+    "speech": CodeVersion(1, "a648ab128536546b"),
+    "data_report": CodeVersion(2, "fb378a813eef2f30"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

@@ -14,7 +14,7 @@ from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML, from_plain, parsing_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.decoding.word_times import Confidence, WordOffsets
-from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
+from sbkit.text.normalization import TextTable, language_table, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 BUNDLE_FORMAT = 7
@@ -44,7 +44,7 @@ class BundleConfig:
     model: tuple[str, ...]
     parts: Mapping[str, Plain] = field(repr=False)
     language: str | None = None
-    normalizer: Orthography | None = field(default=None, repr=False)
+    normalizer: TextTable | None = field(default=None, repr=False)
     decoder: Mapping[str, Any] | None = field(default=None, repr=False)
     confidence: Mapping[str, Confidence] = field(default_factory=dict, repr=False)
     word_offsets: WordOffsets = field(default_factory=WordOffsets, repr=False)
@@ -54,9 +54,9 @@ class BundleConfig:
         return separates_words(self.language or "und")
 
     @property
-    def text_table(self) -> Orthography:
+    def text_table(self) -> TextTable:
         """The table that normalizes references and hotwords."""
-        return self.normalizer or orthography(self.language or "und")
+        return self.normalizer or language_table(self.language or "und")
 
 
 def is_of_transformers(folder: Path) -> bool:

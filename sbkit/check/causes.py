@@ -5,7 +5,7 @@ from typing import Any
 
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.checked_run import CheckedRun, Finding
-from sbkit.data.splits import read_transcripts
+from sbkit.data.splits import count_tokens
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.schedule import highest_factor, parse_schedule
 
@@ -29,7 +29,7 @@ def check_causes(run: CheckedRun) -> Iterator[Finding]:
 
 def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
     tokenizer = settings["tokenizer"]
-    train = read_transcripts(run.built.loaders.splits.train, tokenizer)
+    train = count_tokens(run.built.loaders.splits.train, tokenizer)
     uses = train.tokens.sum() / tokenizer.vocab_size
     is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:

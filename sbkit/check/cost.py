@@ -33,8 +33,8 @@ from sbkit.data.sampler import (
     EvalSampler,
     MicroBatch,
     RankSampler,
-    padded_part,
     padded_samples,
+    padded_share,
     split_batch,
     step_sizes,
 )
@@ -82,8 +82,8 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     micro_batches_per_step = num_processes * run.accumulation
     steps_of_epoch = sampler.steps()
     # Those of the first process, whose first micro-batch of a step is the largest
-    indices = range(0, micro_batches_per_step, num_processes)
-    padded = [padded_part(steps_of_epoch, index, micro_batches_per_step) for index in indices]
+    shares = range(0, micro_batches_per_step, num_processes)
+    padded = [padded_share(steps_of_epoch, share, micro_batches_per_step) for share in shares]
     valid_loaders = run.built.loaders.valid.values()
     valid_batches = [batch for loader in valid_loaders for batch in _batches_of(loader)]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.

@@ -18,16 +18,16 @@ from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.data.columns import CUT_SHORT, find_split_column, role_of
 from sbkit.data.data_report import Facts, measure_data
-from sbkit.data.manifest import MIX_FAULT
-from sbkit.data.normalization_report import FIXES, REPLACED
+from sbkit.data.manifest import CHANNEL_FAULT
+from sbkit.data.normalization_report import FIXES, REPLACED_KIND
 from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
     TextTokenizer,
     Transcripts,
+    count_tokens,
     read_column,
     read_texts,
-    read_transcripts,
     sample_counts,
     spread_rows,
 )
@@ -35,7 +35,7 @@ from sbkit.models.encoder import find_subsampling, head_size, make_encoder
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.text.languages import languages_of, script_of
-from sbkit.text.normalization import languages_with, orthography
+from sbkit.text.normalization import language_table, languages_with
 
 TRAIN = "train"
 MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
@@ -64,7 +64,7 @@ def read_all_transcripts(run: CheckedRun) -> dict[str, Transcripts]:
     if not isinstance(labels, TextTokenizer):
         return {}
     splits = run.data.splits.named()
-    return {name: read_transcripts(split, labels) for name, split in splits.items()}
+    return {name: count_tokens(split, labels) for name, split in splits.items()}
 
 
 def _finding_of_rows(
@@ -361,7 +361,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     language = str(run.spec.settings.get("language"))
     counts = sum((Counter(split["characters"]) for split in splits), Counter[str]())
     letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
-    scripts = {*map(script_of, orthography(language).letters)}  # none for most languages
+    scripts = {*map(script_of, language_table(language).letters)}  # none for most languages
     foreign = Counter({char: n for char, n in letters.items() if script_of(char) not in scripts})
     if scripts and 2 * foreign.total() > letters.total():
         examples = (f"{count:,} {letter}" for letter, count in foreign.most_common())
@@ -372,7 +372,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
             f"`language: {language}`: {listed(examples, max_names=MAX_LISTED_CHARACTERS)}",
             fix=f"Set `language` to that of the transcripts{spoken and f', such as {spoken}'}.",
         )
-    if replacements := by_kind.get(REPLACED):  # of letters, by the text table of the language
+    if replacements := by_kind.get(REPLACED_KIND):  # of letters, by the text table of the language
         replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
         count = replaced.total()
         share = count / letters.total()
@@ -410,8 +410,8 @@ def check_channels(run: CheckedRun) -> Iterator[Finding]:
     """Find sets in which the downmix of two channels often loses speech."""
     rows_by_split = {}
     for name, split in run.data.splits.named().items():
-        if MIX_FAULT in split.column_names:
-            rows = np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == CANCEL)
+        if CHANNEL_FAULT in split.column_names:
+            rows = np.flatnonzero(np.array(read_column(split, CHANNEL_FAULT)) == CANCEL)
             if len(rows) > MAX_CHANNEL_FAULT_SHARE * len(split):
                 rows_by_split[name] = rows
     yield from _finding_of_rows(

@@ -1,1 +1,1 @@
-"""What commands share: their parser, their options, and tables of clips."""
+"""The parser, the options and the tables of clips that commands share."""

@@ -1,4 +1,4 @@
-"""What the commands of `sbkit` share: their parser and their arguments.
+"""The parser and the arguments that the commands of `sbkit` share.
 
 A module of commands has a function `add_commands`, which names each command, its handler and its
 arguments. It is imported whenever `sbkit` runs, so what takes long to import is imported by the

@@ -22,7 +22,7 @@ from sbkit.commands import check, doctor, export, new, prepare, score, serve, tu
 from sbkit.logs.handlers import log_to_screen
 from sbkit.logs.progress import reporting
 
-MODULES = (new, check, prepare, export, tune, score, serve, doctor)
+COMMAND_MODULES = (new, check, prepare, export, tune, score, serve, doctor)
 
 
 class ShowVersions(argparse.Action):
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _import_user_modules(names: Sequence[str], models: Sequence[Path]) -> frozenset[str]:
-    """Import what `--import` names; the source in a bundle only runs once it is verified."""
+    """Import what `--import` names; the code in a bundle only runs once it is verified."""
     if not names:
         return frozenset()
     from sbkit.bundle.config import CONFIG_FILE, BundleFiles
@@ -109,7 +109,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action=ShowVersions, nargs=0, help="print versions, and exit")
     parser.set_defaults(imports=[], models=[], quiet=False, language=None)
     parser.commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    for module in MODULES:
+    for module in COMMAND_MODULES:
         module.add_commands(parser)
     for folder in iter_modules(tasks.__path__, f"{tasks.__name__}."):
         if find_spec(name := f"{folder.name}.commands"):

@@ -1,4 +1,4 @@
-"""`sbkit new`: a project of your own, with the recipes as source to edit, and notebooks."""
+"""`sbkit new`: a project of your own, with the recipes as code to edit, and notebooks."""
 
 import shutil
 from argparse import Namespace
@@ -9,8 +9,8 @@ from sbkit.base.libraries import PROJECT
 from sbkit.base.versions import __version__
 from sbkit.cli.arguments import Parser
 
-FILES = ("train.py", "hparams/*.yaml", "docs/notebooks/*.ipynb", "recipes/**/*.py")
-YAML = "hparams/ctc.yaml"
+PROJECT_FILES = ("train.py", "hparams/*.yaml", "docs/notebooks/*.ipynb", "recipes/**/*.py")
+FIRST_YAML = "hparams/ctc.yaml"
 IGNORED = "/.venv/\n/results/\n__pycache__/\n"
 README = """# {name}
 
@@ -36,12 +36,12 @@ def new(options: Namespace) -> None:
     folder: Path = options.folder
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty. Name a new folder.")
-    files = [file for pattern in FILES for file in sorted(PROJECT.glob(pattern))]
+    files = [file for pattern in PROJECT_FILES for file in sorted(PROJECT.glob(pattern))]
     names = [file.relative_to(PROJECT) for file in files]
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PROJECT / name, folder / name)
-    text = README.format(name=folder.resolve().name, version=__version__, yaml=YAML)
+    text = README.format(name=folder.resolve().name, version=__version__, yaml=FIRST_YAML)
     (folder / "README.md").write_text(text, encoding="utf-8")
     (folder / ".gitignore").write_text(IGNORED, encoding="utf-8")
-    print(f"{folder}: {len(names)} files. Next: cd {folder} && python train.py {YAML}")
+    print(f"{folder}: {len(names)} files. Next: cd {folder} && python train.py {FIRST_YAML}")

@@ -178,11 +178,11 @@ def choose_share(given: tuple[int, int] | None, variables: Mapping[str, str]) ->
         return given
     if "SLURM_ARRAY_TASK_ID" in variables:
         try:
-            first, step, count = (
+            first, stride, count = (
                 int(variables.get(f"SLURM_ARRAY_TASK_{name}", default))
                 for name, default in (("MIN", ""), ("STEP", "1"), ("COUNT", ""))
             )
-            index = (int(variables["SLURM_ARRAY_TASK_ID"]) - first) // step
+            index = (int(variables["SLURM_ARRAY_TASK_ID"]) - first) // stride
             if index >= count:
                 raise ValueError(f"number {index} of {count}")
         except ValueError as error:

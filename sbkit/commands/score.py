@@ -54,7 +54,7 @@ def add_commands(parser: Parser) -> None:
 
 def score(options: Namespace) -> None:
     """Score a model on tables, or a run on its test sets; print a line for each, or JSON."""
-    from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_json
+    from sbkit.evaluate.run_results import SETTINGS_FIELD, SUMMARY, read_json
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.score_report import ScoreReport
@@ -110,7 +110,7 @@ def score(options: Namespace) -> None:
             report.write(
                 notes=[f"{folder.name}, sbkit {__version__}"],
                 model=str(folder),
-                **{SETTINGS: run_config.get(SETTINGS, few_settings)},
+                **{SETTINGS_FIELD: run_config.get(SETTINGS_FIELD, few_settings)},
                 provenance=provenance_of(bundle),
                 device=bundle.model.runs_on.device,
             )

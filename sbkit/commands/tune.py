@@ -54,13 +54,13 @@ def train_language_model(options: Namespace) -> None:
     from sbkit.lm.arpa import is_arpa
     from sbkit.lm.training import write_language_model
     from sbkit.text.languages import parse_language
-    from sbkit.text.normalization import orthography
+    from sbkit.text.normalization import language_table
     from sbkit.train.initialize import text_table_of
 
     tokenizer = options.tokenizer
-    table = orthography("und") if tokenizer is None else text_table_of(tokenizer)
+    table = language_table("und") if tokenizer is None else text_table_of(tokenizer)
     if options.language is not None:
-        named = orthography(parse_language(options.language))
+        named = language_table(parse_language(options.language))
         table = replace(named, keep_case=table.keep_case, punctuation=table.punctuation)
     out = options.out
     if out.resolve() in map(Path.resolve, options.texts):

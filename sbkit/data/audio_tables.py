@@ -35,9 +35,9 @@ from sbkit.data.tables import (
 
 MAX_BATCH_ROWS, MAX_BATCH_BYTES = 1000, 1 << 26  # in memory at a time
 BUFFER_BYTES = 1 << 20  # of a column of parquet; without it, all of a row group is in memory
-PATH = "path"  # the column of the path or name of audio
+PATH_COLUMN = "path"  # the column of the path or name of audio
 
-# Rows, with the column PATH, and the bytes of the audio of each, None if the row has only a path.
+# Rows with PATH_COLUMN, and the bytes of the audio of each, None if the row has only a path.
 Batch = tuple[Table, Sequence[bytes | None]]
 
 
@@ -63,14 +63,14 @@ class AudioTable:
         batches = _read_tar(file) if is_tar(file) else _read_arrow(file, options)
         # A time or a path is of the file that the clip was cut from.
         options = options.without("start", "duration", "end")
-        options = replace(options, columns={**options.columns, "path": PATH})
+        options = replace(options, columns={**options.columns, "path": PATH_COLUMN})
         file_name = file.rpartition("/")[2]
         taken = {*(self.rows or ())}
         for table, audio in _named_errors(file, batches):
             is_taken = [self.rows is None or line in taken for line in table.lines]
             lines = [*compress(table.lines, is_taken)]
             rows = table.rows.filter(pa.array(is_taken, pa.bool_()))
-            origins = zip(lines, read_text_column(rows, PATH), strict=True)
+            origins = zip(lines, read_text_column(rows, PATH_COLUMN), strict=True)
             names = (origin.rpartition("/")[2] or f"{file_name}-{line}" for line, origin in origins)
             paths = [f"{file}::{line}/{name}" for line, name in zip(lines, names, strict=True)]
             named = zip(paths, compress(audio, is_taken), strict=True)
@@ -81,7 +81,7 @@ class AudioTable:
 
             manifest = Manifest.of(table.excluded)
             if paths:
-                rows = rows.drop_columns(PATH).append_column(PATH, pa.array(paths))
+                rows = rows.drop_columns(PATH_COLUMN).append_column(PATH_COLUMN, pa.array(paths))
                 table = add_partition(replace(table, rows=rows, lines=lines), self.partition)
                 manifest = to_manifest(table, options, find_audio)
             excluded = tuple(replace(row, id=f"{file_name} {row.id}") for row in manifest.excluded)
@@ -192,7 +192,7 @@ def _to_row(
         return Excluded(key, "not a JSON object or UTF-8 text", str(error))
     audio.append(members[suffixes[0]])
     row = {k: v for k, v in values.items() if plain_name(k) not in USUAL_COLUMNS["path"]}
-    return {**row, PATH: f"{key}.{suffixes[0]}"}
+    return {**row, PATH_COLUMN: f"{key}.{suffixes[0]}"}
 
 
 # Parquet and Arrow
@@ -229,7 +229,7 @@ def _read_arrow(
                 cells = [read_audio(cell) for name in audio for cell in part[name].to_pylist()]
                 if audio:
                     paths = pa.array([path for _, path in cells], pa.string())
-                    table = replace(table, rows=table.rows.append_column(PATH, paths))
+                    table = replace(table, rows=table.rows.append_column(PATH_COLUMN, paths))
                 yield table, [content for content, _ in cells]
                 line += len(part)
 
@@ -263,8 +263,8 @@ def read_paths(file: str, options: TableOptions) -> Table:
     table = join_tables((rows for rows, _ in batches), file)
     if not table.rows.column_names:
         raise DataError(f"{file} has no rows.", file=file)
-    name = options.columns.get("path") or PATH
-    return replace(table, rows=table.rows.rename_columns({PATH: name}))
+    name = options.columns.get("path") or PATH_COLUMN
+    return replace(table, rows=table.rows.rename_columns({PATH_COLUMN: name}))
 
 
 def read_texts(file: str, options: TableOptions) -> Table:

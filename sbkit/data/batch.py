@@ -115,11 +115,11 @@ class UtteranceDataset(Dataset[Row]):
 
     def __init__(
         self,
-        store: datasets.Dataset,
+        rows: datasets.Dataset,
         listing: Path | None = None,
         store_cache: StoreCache | None = None,
     ) -> None:
-        self.rows = store
+        self.rows = rows
         self._listing = listing  # of damaged clips
         self._options = {"relocate": store_cache.cached} if store_cache else {}
 
@@ -302,7 +302,7 @@ def make_loaders(
 
 
 def make_loader(
-    store: datasets.Dataset,
+    rows: datasets.Dataset,
     *,
     sampler: RankSampler | EvalSampler,
     collate: Collate,
@@ -318,7 +318,7 @@ def make_loader(
         # The user has chosen `num_workers`, and torch would comment on it at every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
-        UtteranceDataset(store, listing, store_cache),
+        UtteranceDataset(rows, listing, store_cache),
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=num_workers,

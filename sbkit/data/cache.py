@@ -26,7 +26,7 @@ DEBIAN_FOLDERS = ("asterisk-prompts", "festvox-ru")
 ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
 SOURCE_FILE = "source.json"  # of an unpacked archive: its path
 CORPUS_FILE = "corpus.json"  # of a prepared corpus: what it was made from
-# What versions before this one kept; nothing reads it.
+# The folders of versions before this one; nothing reads them.
 FORMER_FOLDERS = (
     *("audio", "embedded", "facts", "files", "pitch", "prepared", "rows", "speech", "statistics"),
     *("symbols", "token_counts"),
@@ -163,7 +163,7 @@ def list_entries(cache: Path) -> list[CacheEntry]:
 
 
 def _is_former(folder: Path) -> bool:
-    """Return whether a version before this one has made all that is in a folder, not the user."""
+    """Return whether earlier versions, and not the user, made all files of a folder."""
     names = [path.name for path in folder.glob("*")]
     return bool(names) and all(map(FORMER_NAME.fullmatch, names))
 
@@ -190,14 +190,14 @@ def _texts_in(value: object) -> list[str]:
 
 
 def _kind_of(folder: Path) -> str:
-    """Return what two corpora have in common if the later one supersedes the other."""
+    """Return a key that two corpora share if the later one supersedes the other."""
     record = _read_record(folder)
     audio = record.get("audio") or {}
     unpacked = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")  # another one if its archive is replaced
     texts = _texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
     tables = [unpacked.sub("", text) for text in texts if "/" in text]
-    kept = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
-    return json.dumps(kept) if record else folder.name
+    made_from = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
+    return json.dumps(made_from) if record else folder.name
 
 
 def print_entries(cache: Path) -> None:

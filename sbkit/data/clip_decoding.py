@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 
-from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioPart, Samples, encode_audio, read_audio, read_parts
+from sbkit.audio.io import AudioSpan, Samples, encode_audio, read_audio, read_spans
 from sbkit.data.filesystem import access_errors
 
 STORE_FORMATS: Mapping[str, Mapping[str, Any]] = {  # options of libsndfile
@@ -76,10 +76,10 @@ class HashedFile(io.RawIOBase):
 
 @dataclass
 class DecodedFile:
-    """What decoding a file tells at its end."""
+    """Facts about a file, known once all of it is decoded."""
 
     digest: str = ""  # a hash of its content
-    mix_fault: str = ""  # what the mix of its channels loses
+    channel_fault: str = ""  # what the downmix of its channels loses
 
 
 class DecodedClip(NamedTuple):
@@ -90,7 +90,7 @@ class DecodedClip(NamedTuple):
 
 
 def decode_file(
-    clips: Sequence[AudioPart],
+    clips: Sequence[AudioSpan],
     sample_rate: int,
     store: str,
     result: DecodedFile,
@@ -101,18 +101,20 @@ def decode_file(
     result: is filled in at the end.
     content: of the file, if it lies in another one.
     """
-    path, mixer = clips[0].path, ChannelMixer(clips[0].channel)
+    path, downmixer = clips[0].path, Downmixer(clips[0].channel)
     try:
         with _open(path, content) as file:
             hashed = HashedFile(file, path)
             source = io.BufferedReader(hashed, READ_BYTES)
             if len(clips) == 1 and clips[0].is_whole:
-                decoded: Iterable[Samples | AudioError] = [read_audio(source, sample_rate, mixer)]
+                decoded: Iterable[Samples | AudioError] = [
+                    read_audio(source, sample_rate, downmixer)
+                ]
             else:
-                decoded = read_parts(clips, sample_rate, mixer, source)
+                decoded = read_spans(clips, sample_rate, downmixer, source)
             for samples in decoded:
                 yield _encode(samples, sample_rate, store)
-            result.digest, result.mix_fault = hashed.finish(), mixer.fault
+            result.digest, result.channel_fault = hashed.finish(), downmixer.fault
     except AudioError as error:
         yield from [DecodedClip(error)] * len(clips)
     except OSError as error:
@@ -138,11 +140,11 @@ def _encode(samples: Samples | AudioError, sample_rate: int, store: str) -> Deco
     return DecodedClip(encode_audio(samples, sample_rate, **STORE_FORMATS[store]), len(samples))
 
 
-def by_file(parts: Iterable[AudioPart]) -> list[int]:
-    """Return the indices of parts by file, in the order of first parts, channel and start."""
+def by_file(spans: Iterable[AudioSpan]) -> list[int]:
+    """Return the indices of spans by file, in the order of first spans, channel and start."""
     rank_of: dict[str, int] = {}
     keys = [
-        (rank_of.setdefault(part.path, len(rank_of)), part.channel or 0, part.start)
-        for part in parts
+        (rank_of.setdefault(span.path, len(rank_of)), span.channel or 0, span.start)
+        for span in spans
     ]
     return sorted(range(len(keys)), key=keys.__getitem__)

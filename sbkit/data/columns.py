@@ -1,4 +1,4 @@
-"""Columns of tables: their usual names, channels, and the times of parts of files.
+"""Columns of tables: their usual names, channels, and the times of spans of files.
 
 Names are compared without case, spaces and brackets: "Start Time (s)" is ``start_time_s``.
 """
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sbkit.audio.io import AudioPart, declared_seconds
+from sbkit.audio.io import AudioSpan, declared_seconds
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.manifest import DURATION_COLUMN, Excluded
 
@@ -30,7 +30,7 @@ USUAL_COLUMNS: Mapping[str, tuple[str, ...]] = {  # by role, the keys of `column
 }
 TIME_ROLES = ("start", "duration", "end")
 TIME_WORDS = {"start", "begin", "onset", "offset", "end", STOP_COLUMN}
-UNIT = re.compile(r"_(ms|msec|milliseconds|s|sec|seconds)$")
+TIME_UNIT = re.compile(r"_(ms|msec|milliseconds|s|sec|seconds)$")
 SPLIT_COLUMNS = (*USUAL_COLUMNS["split"], "subset", "partition", "set", "fold")
 ROLE_OF = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -39,9 +39,9 @@ ROLE_OF = {
 }
 INVALID_CHANNEL = "invalid channel"  # reason
 
-MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
+MIN_SPAN_SECONDS, MAX_SPAN_SECONDS = 0.001, 1e9
 MAX_ROUNDING = 0.5  # seconds
-INVALID_PART = "invalid times of a part"  # reason
+INVALID_SPAN = "invalid times of a span"  # reason
 CUT_SHORT = "ends of files that are longer than `duration` or `end` says"  # a reason of loss
 
 
@@ -59,7 +59,7 @@ def find_columns(names: Sequence[str], role: str) -> list[str]:
     """Return the columns that have a usual name of a role; those of times may have a unit."""
     plain = {name: plain_name(name) for name in names}
     if role in TIME_ROLES:
-        plain = {name: UNIT.sub("", text) for name, text in plain.items()}
+        plain = {name: TIME_UNIT.sub("", text) for name, text in plain.items()}
     return [name for name in names if plain[name] in USUAL_COLUMNS[role]]
 
 
@@ -85,15 +85,15 @@ def find_split_column(columns: Sequence[str], read: Callable[[str], Iterable[str
 # Parts of files
 
 
-class PartColumns(NamedTuple):
-    """The columns of the start, the length and the end of parts; "" for none."""
+class SpanColumns(NamedTuple):
+    """The columns of the start, the length and the end of spans; "" for none."""
 
     start: str = ""
     length: str = ""
     end: str = ""
 
     @classmethod
-    def choose(cls, start: str | None, length: str | None, end: str | None) -> "PartColumns":
+    def choose(cls, start: str | None, length: str | None, end: str | None) -> "SpanColumns":
         """Choose among the columns of these roles; there may be no start, as in NeMo."""
         if start:
             return cls(start, "" if end else length or "", end or "")
@@ -108,22 +108,22 @@ class PartColumns(NamedTuple):
 
 
 def is_like_time(column: str) -> bool:
-    """Check whether a column seems to have times of parts."""
+    """Check whether a column seems to have times of spans."""
     return not TIME_WORDS.isdisjoint(plain_name(column).split("_"))
 
 
 def units_per_second(column: str) -> int:
     """Return 1000 for a column of milliseconds, else 1."""
-    unit = UNIT.search(plain_name(column))
+    unit = TIME_UNIT.search(plain_name(column))
     return 1000 if unit and unit[1].startswith("m") else 1
 
 
 def parse_span(
-    path: str, span: Sequence[str], units: Sequence[int], channel: str
-) -> AudioPart | Excluded:
-    """Return the part of a file from its start, length and end; the whole file if all are empty.
+    path: str, times: Sequence[str], units: Sequence[int], channel: str
+) -> AudioSpan | Excluded:
+    """Return the span of a file from its start, length and end; the whole file if all are empty.
 
-    A part without a start begins with its file, and one without a length or end lasts to the end.
+    A span without a start begins with its file, and one without a length or end lasts to the end.
 
     units: of each in a second.
     """
@@ -131,25 +131,25 @@ def parse_span(
     number = int(text) if text.isdecimal() else None
     if text and number is None:
         return Excluded("", INVALID_CHANNEL, f"{channel} is not one channel, counted from 0")
-    start, length, end = map(str.strip, span)
+    start, length, end = map(str.strip, times)
     if not (start or length or end):
-        return AudioPart(path, channel=number)
+        return AudioSpan(path, channel=number)
     name = path.rpartition("/")[2]
     try:
-        first, last = float(start or 0) / units[0], MAX_PART_SECONDS
+        first, last = float(start or 0) / units[0], MAX_SPAN_SECONDS
         last = float(end) / units[2] if end else last
         last = first + float(length) / units[1] if length else last
     except ValueError as error:
-        return Excluded("", INVALID_PART, f"{name}: {error}")
+        return Excluded("", INVALID_SPAN, f"{name}: {error}")
     is_open = not (length or end)
-    if not (first >= 0 and first + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
-        times = f"{first:g} to " + ("the end" if is_open else f"{last:g} s")
-        return Excluded("", INVALID_PART, f"{times} of {name}")
+    if not (first >= 0 and first + MIN_SPAN_SECONDS <= last <= MAX_SPAN_SECONDS):
+        text = f"{first:g} to " + ("the end" if is_open else f"{last:g} s")
+        return Excluded("", INVALID_SPAN, f"{text} of {name}")
     if not start:
         is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for too long a name
         seconds = declared_seconds(path) if is_file else 0.0
         # A rounded length must not cut words; many scripts write int(seconds).
         if seconds - last <= max(MAX_ROUNDING, last / 10) or last == int(seconds):
-            return AudioPart(path, channel=number)
+            return AudioSpan(path, channel=number)
     microseconds = None if is_open else round(last * MICROSECONDS)
-    return AudioPart(path, round(first * MICROSECONDS), microseconds, number)
+    return AudioSpan(path, round(first * MICROSECONDS), microseconds, number)

@@ -33,7 +33,7 @@ from sbkit.data.tables import (
 )
 
 DURATIONS_FILE = "clip_durations.tsv"
-TABLE_NAME = "ss-corpus-{}.tsv"  # of Spontaneous Speech
+SPS_TABLE = "ss-corpus-{}.tsv"  # of Spontaneous Speech
 AUDIO_FOLDER = "audios"
 UNASSIGNED = "unassigned"  # the split of rows whose transcription is not validated
 

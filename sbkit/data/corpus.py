@@ -24,7 +24,7 @@ from sbkit.data.manifest import Clip, Excluded, Manifest
 ROLES = ("train", "valid", "test")
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by role
-PREFIXES = {"train": ("train",), "valid": ("dev", "valid"), "test": ("test", "eval")}  # by role
+ROLE_PREFIXES = {"train": ("train",), "valid": ("dev", "valid"), "test": ("test", "eval")}
 DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
 
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
@@ -323,10 +323,10 @@ def resolve_splits(
 
 
 def splits_by_prefix(names: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return the splits of each role that begin as `PREFIXES`."""
+    """Return the splits of each role that begin as `ROLE_PREFIXES`."""
     return {
         role: [split for split in names if split.lower().startswith(prefixes)]
-        for role, prefixes in PREFIXES.items()
+        for role, prefixes in ROLE_PREFIXES.items()
     }
 
 

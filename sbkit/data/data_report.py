@@ -269,7 +269,7 @@ def _distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
 
 
 def _occur_in(blocks: Iterable[pa.ChunkedArray], values: pa.Array) -> pa.Array:
-    """Return which values, of a small split, occur in the blocks of a column of a large one."""
+    """Return the values of a small split that occur in a column of a large one, in blocks."""
     shared = [pc.unique(block.filter(pc.is_in(block, value_set=values))) for block in blocks]
     return pc.is_in(values, value_set=pa.concat_arrays([pa.array([], pa.string()), *shared]))
 

@@ -1,4 +1,4 @@
-"""Facts about rows, kept in files of their corpus: token counts, texts as normalized, pitch.
+"""Facts about rows, cached in files of their corpus: token counts, normalized texts, pitch.
 
 rows, inputs -> digest -> CORPUS/facts/NAME-DIGEST, which one process makes
 """
@@ -27,18 +27,18 @@ Fact = TypeVar("Fact")
 logger = logging.getLogger(__name__)
 
 
-def keep_fact(
+def cached_fact(
     rows: Dataset,
     name: str,
     made_from: Mapping[str, object],
     write: Callable[[Path], None],
     read: Callable[[Path], Fact],
 ) -> Fact:
-    """Return what an earlier call has kept for these rows and inputs, or write it.
+    """Return the fact that an earlier call has cached for these rows and inputs, or write it.
 
     It lies in the corpus; if that is read-only, in the cache.
 
-    name: of what is kept; `CODE_VERSIONS` has the version of the code that makes it.
+    name: of the fact; `CODE_VERSIONS` has the version of the code that makes it.
     made_from: plain data that names all inputs but the rows and our code.
     write: writes the file, whose path it is given.
     read: reads it; raises OSError or ValueError if it is damaged.
@@ -49,7 +49,7 @@ def keep_fact(
     for file in _places_of(rows, name, made_from):
         temporary = temporary_path(file)
         try:
-            if file.parent == _session_folder():
+            if file.parent == _process_folder():
                 atexit.register(remove, file.parent)
             file.parent.mkdir(exist_ok=True)
             write(temporary)
@@ -57,7 +57,7 @@ def keep_fact(
             return read(temporary.replace(file))
         except OSError as error:  # a corpus may be read-only, or its disk full
             failure = error
-            logger.info(f"note: {file} cannot be kept, because {error}")
+            logger.info(f"note: {file} cannot be cached, because {error}")
         finally:
             with suppress(OSError):  # a read-only disk refuses to remove even what is not there
                 remove(temporary)
@@ -67,7 +67,7 @@ def keep_fact(
 def _find_fact(
     rows: Dataset, name: str, made_from: Mapping[str, object], read: Callable[[Path], Fact]
 ) -> Fact | None:
-    """Return what `keep_fact` has kept, None if there is nothing, or if it is damaged."""
+    """Return the fact that `cached_fact` has written; None if there is none or it is damaged."""
     for file in _places_of(rows, name, made_from):
         with suppress(OSError, ValueError, EOFError):
             return read(file)
@@ -77,18 +77,18 @@ def _find_fact(
 def _places_of(rows: Dataset, name: str, made_from: Mapping[str, object]) -> list[Path]:
     inputs = {"rows": rows._fingerprint, **made_from, "code": versions_of_code(name)}
     file_name = f"{name}-{digest_of(inputs)}"
-    return [folder / file_name for folder in (*_folders_of(rows), _session_folder())]
+    return [folder / file_name for folder in (*_folders_of(rows), _process_folder())]
 
 
 def measure_once(
     rows: Dataset, name: str, made_from: Mapping[str, object], measure: Callable[[], Any]
 ) -> Any:
-    """Return plain data about rows, which an earlier call has kept, or measure it."""
+    """Return plain data about rows that an earlier call has cached, or measure it."""
 
     def write(file: Path) -> None:
         file.write_text(to_json(measure()), encoding="utf-8")
 
-    return keep_fact(rows, name, made_from, write, read_json)
+    return cached_fact(rows, name, made_from, write, read_json)
 
 
 def read_json(file: Path) -> Any:
@@ -111,6 +111,6 @@ def _folders_of(rows: Dataset) -> list[Path]:
     return [place / FACTS_FOLDER for place in places]
 
 
-def _session_folder() -> Path:
-    """Return the folder for facts that can be kept nowhere else; it is removed at the end."""
+def _process_folder() -> Path:
+    """Return the folder for facts that can be cached nowhere else; it is removed at the end."""
     return Path(gettempdir()) / f"sbkit-facts-{os.getpid()}"

@@ -225,7 +225,7 @@ def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractCon
 def map_ahead(
     pool: Executor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int = 32
 ) -> Iterator[Result]:
-    """Yield what a pool makes of items, in their order, with at most ``ahead`` results waiting."""
+    """Yield the results of a pool in the order of items; at most ``ahead`` of them wait."""
     items = iter(items)
     waiting = deque(pool.submit(work, item) for item in islice(items, ahead))
     while waiting:

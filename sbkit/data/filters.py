@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sbkit.base.arrays import Bools
 from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.messages import listed
-from sbkit.data.manifest import PART_COLUMNS, Manifest
+from sbkit.data.manifest import SPAN_COLUMNS, Manifest
 
 MAX_LISTED_VALUES = 8  # in an error
 _SEPARATOR = r"\s*[,|]\s*"  # between the values of a field, such as several accents
@@ -41,7 +41,7 @@ def filter_rows(manifest: Manifest, where: Mapping[str, object], split: str) -> 
             raise ConfigError(
                 f"`where.{column}` must be a value or a list of values, but is {value!r}."
             )
-        names = [name for name in manifest.rows.column_names if name not in PART_COLUMNS]
+        names = [name for name in manifest.rows.column_names if name not in SPAN_COLUMNS]
         if column not in names:
             raise ConfigError(
                 f"`where` names the column {column}, but {split} has only {', '.join(names)}."

@@ -14,30 +14,30 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.audio.io import AudioPart
+from sbkit.audio.io import AudioSpan
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import DataError, concerning
 from sbkit.base.messages import shorten
 from sbkit.text.languages import SEVERAL_LANGUAGES, primary_language
 
-MIX_FAULT = "mix_fault"  # of a clip whose channels are mixed: what is lost, see `ChannelMixer`
+CHANNEL_FAULT = "mix_fault"  # of a clip whose channels are downmixed: what is lost, see `Downmixer`
 MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the row's source
 STORED = "stored"  # of audio that is in shards already: its samples, digest and location
-# Of a manifest with parts or channels of files: microseconds, and the channel, counted from 0.
-PART_COLUMNS = ("part_start", "part_end", "part_channel")
-# The columns of a prepared split, the two that a batch adds, and those of mixes and parts.
+# Of a manifest with spans or channels of files: microseconds, and the channel, counted from 0.
+SPAN_COLUMNS = ("part_start", "part_end", "part_channel")
+# The columns of a prepared split, the two that a batch adds, and those of mixes and spans.
 RESERVED_COLUMNS = (
     *("id", "text", "sentence", "samples", "audio", "percent", "weight", MIX_SOURCE),
-    *(MIX_FAULT, STORED),
-    *PART_COLUMNS,
+    *(CHANNEL_FAULT, STORED),
+    *SPAN_COLUMNS,
 )
 MAX_QUOTED_CHARACTERS = 250  # of an excluded row
-MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
+MAX_OVERLAP = 10_000  # microseconds that two spans may share, because tools round
 DURATION_COLUMN = "duration_ms"  # of a clip, as its corpus states it: text
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
 BLOCK_ROWS = 100_000  # of a split, in memory at the same time
 # Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
-_SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})
+_MANIFEST_SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Clip:
     path: Path  # of the audio file
     sentence: str  # the transcript as the corpus writes it
     columns: Mapping[str, str] = field(default_factory=dict)  # the speaker is always ``speaker``
-    start: int = 0  # microseconds; of a clip that is a part of its file
+    start: int = 0  # microseconds; of a clip that is a span of its file
     end: int | None = None  # microseconds; None: the end of the file
-    channel: int | None = None  # of the file, counted from 0; None: all are mixed
+    channel: int | None = None  # of the file, counted from 0; None: all are downmixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,51 +97,55 @@ class Manifest:
             "audio": pa.array([os.fsencode(clip.path) for clip in clips], pa.binary()),
             "sentence": pa.array([clip.sentence for clip in clips], pa.string()),
         }
-        parts = [AudioPart("", clip.start, clip.end, clip.channel) for clip in clips]
-        if not all(part.is_file for part in parts):
-            columns |= part_columns(parts)
+        spans = [AudioSpan("", clip.start, clip.end, clip.channel) for clip in clips]
+        if not all(span.is_file for span in spans):
+            columns |= span_columns(spans)
         other_columns = text_columns([clip.columns for clip in clips])
         columns |= {unreserved_name(name): column for name, column in other_columns.items()}
         return cls(pa.table(columns), tuple(row for row in batch if isinstance(row, Excluded)))
 
     @classmethod
-    def join(cls, parts: Iterable[Self]) -> Self:
-        """Return the rows of all parts, which may have different columns."""
-        tables = [_SCHEMA.empty_table()]
+    def join(cls, manifests: Iterable[Self]) -> Self:
+        """Return the rows of all manifests, which may have different columns."""
+        tables = [_MANIFEST_SCHEMA.empty_table()]
         excluded = list[Excluded]()
         filtered = Counter[str]()
-        for part in parts:
-            tables.append(part.rows)
-            excluded += part.excluded
-            filtered.update(part.filtered)
+        for manifest in manifests:
+            tables.append(manifest.rows)
+            excluded += manifest.excluded
+            filtered.update(manifest.filtered)
         rows = pa.concat_tables(tables, promote_options="default")
         return cls(rows, tuple(excluded), filtered=filtered)
 
     @classmethod
-    def join_named(cls, parts: Sequence[tuple[str, Self]], *bases: Path) -> Self:
-        """Return the distinct rows of all parts; the name starts the ids of excluded rows."""
-        joined = cls.join(part for _, part in parts)
-        if len(parts) > 1:
-            named = (replace(row, id=f"{name} {row.id}") for name, p in parts for row in p.excluded)
-            joined = replace(joined, excluded=tuple(named))
+    def join_named(cls, manifests: Sequence[tuple[str, Self]], *bases: Path) -> Self:
+        """Return the distinct rows of all manifests; the name starts the ids of excluded rows."""
+        joined = cls.join(manifest for _, manifest in manifests)
+        if len(manifests) > 1:
+            excluded = [
+                replace(row, id=f"{name} {row.id}")
+                for name, manifest in manifests
+                for row in manifest.excluded
+            ]
+            joined = replace(joined, excluded=tuple(excluded))
         return joined.distinct(*bases)
 
     def distinct(self, *bases: Path) -> Self:
         """Exclude clips that are listed again or overlap, and make ids unique.
 
         Clips that share an id are called by their path, relative to the first of ``bases`` that
-        contains it, and by their position if they are parts.
+        contains it, and by their position if they are spans.
         """
         manifest = self.without_repeats()
         rows = manifest.rows
         if count_distinct(rows["id"]) < len(manifest):
             counts = Counter(manifest.ids)
             ids = manifest.ids
-            for row, part in enumerate(manifest.parts):
+            for row, span in enumerate(manifest.spans):
                 if counts[ids[row]] > 1:
-                    path = Path(part.path)
+                    path = Path(span.path)
                     inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
-                    ids[row] = part_name(next(inside, path).as_posix(), part)
+                    ids[row] = span_name(next(inside, path).as_posix(), span)
             rows = rows.set_column(0, "id", pa.array(ids, pa.string()))
         return replace(manifest, rows=rows)
 
@@ -150,21 +154,21 @@ class Manifest:
         if count_distinct(self.rows["audio"]) == len(self):
             return self
         excluded = [*self.excluded]
-        first_rows: dict[AudioPart, int] = {}
+        first_rows: dict[AudioSpan, int] = {}
         ids = self.ids
         has_text = [bool(sentence.strip()) for sentence in self.sentences]
-        rows = sorted(enumerate(self.parts), key=lambda numbered: not has_text[numbered[0]])
-        for row, part in rows:
-            if first_rows.setdefault(part, row) != row:
-                detail = f"another row names {part}"
+        rows = sorted(enumerate(self.spans), key=lambda numbered: not has_text[numbered[0]])
+        for row, span in rows:
+            if first_rows.setdefault(span, row) != row:
+                detail = f"another row names {span}"
                 excluded.append(Excluded(ids[row], "clip listed twice", detail))
-        if self.has_parts:
-            part_at = {row: part for part, row in first_rows.items()}
+        if self.has_spans:
+            span_at = {row: span for span, row in first_rows.items()}
             for row, other in _find_overlapping(first_rows, has_text).items():
-                part = part_at[row]
-                detail = f"{part} overlaps {part_at[other]}, {ids[other]}"
-                excluded.append(Excluded(ids[row], "part overlaps another", detail))
-                del first_rows[part]
+                span = span_at[row]
+                detail = f"{span} overlaps {span_at[other]}, {ids[other]}"
+                excluded.append(Excluded(ids[row], "span overlaps another", detail))
+                del first_rows[span]
         return replace(self.take(sorted(first_rows.values())), excluded=tuple(excluded))
 
     def blocks(self) -> Iterator[Self]:
@@ -183,19 +187,19 @@ class Manifest:
             yield from map(os.fsdecode, self.rows["audio"].slice(start, BATCH_ROWS).to_pylist())
 
     @property
-    def has_parts(self) -> bool:
-        """Whether any clip may be a part of its file."""
-        return PART_COLUMNS[0] in self.rows.column_names
+    def has_spans(self) -> bool:
+        """Whether any clip may be a span of its file."""
+        return SPAN_COLUMNS[0] in self.rows.column_names
 
     @property
-    def parts(self) -> Iterator[AudioPart]:
+    def spans(self) -> Iterator[AudioSpan]:
         """Yield the path of every clip, with its position in the file and its channel."""
-        if not self.has_parts:
-            yield from map(AudioPart, self.paths)
+        if not self.has_spans:
+            yield from map(AudioSpan, self.paths)
             return
-        positions = (self.rows[name].to_pylist() for name in PART_COLUMNS)
+        positions = (self.rows[name].to_pylist() for name in SPAN_COLUMNS)
         for path, start, end, channel in zip(self.paths, *positions, strict=True):
-            yield AudioPart(path, start or 0, end, channel)
+            yield AudioSpan(path, start or 0, end, channel)
 
     @property
     def sentences(self) -> list[str]:
@@ -221,14 +225,14 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _clips(self, start: int, count: int) -> Iterator[Clip]:
-        for row in self.rows.slice(start, count).to_pylist():
-            id, path, sentence = map(row.pop, _SCHEMA.names)
+    def _clips(self, first: int, count: int) -> Iterator[Clip]:
+        for row in self.rows.slice(first, count).to_pylist():
+            id, path, sentence = map(row.pop, _MANIFEST_SCHEMA.names)
             row.pop(STORED, None)
-            part_start, part_end, channel = (row.pop(name, None) for name in PART_COLUMNS)
+            start, end, channel = (row.pop(name, None) for name in SPAN_COLUMNS)
             columns = {name: value for name, value in row.items() if value is not None}
             file = Path(os.fsdecode(path))
-            yield Clip(id, file, sentence, columns, part_start or 0, part_end, channel)
+            yield Clip(id, file, sentence, columns, start or 0, end, channel)
 
 
 def text_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
@@ -237,44 +241,44 @@ def text_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
     return {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
 
 
-def part_columns(parts: Iterable[AudioPart]) -> dict[str, pa.Array]:
+def span_columns(spans: Iterable[AudioSpan]) -> dict[str, pa.Array]:
     """Return the start and the end of each clip in its file, and its channel, as columns."""
-    positions = [part[1:] for part in parts]
+    positions = [span[1:] for span in spans]
     return {
         name: pa.array([position[index] for position in positions], pa.int64())
-        for index, name in enumerate(PART_COLUMNS)
+        for index, name in enumerate(SPAN_COLUMNS)
     }
 
 
-def part_name(name: str, part: AudioPart) -> str:
-    """Append the channel of a part and its position, in milliseconds, to a name."""
-    if part.channel is not None:
-        name = f"{name}-ch{part.channel}"
-    if part.is_whole:
+def span_name(name: str, span: AudioSpan) -> str:
+    """Append the channel of a span and its position, in milliseconds, to a name."""
+    if span.channel is not None:
+        name = f"{name}-ch{span.channel}"
+    if span.is_whole:
         return name
-    end = "end" if part.end is None else part.end // 1000
-    return f"{name}-{part.start // 1000}-{end}"
+    end = "end" if span.end is None else span.end // 1000
+    return f"{name}-{span.start // 1000}-{end}"
 
 
-def _find_overlapping(rows: Mapping[AudioPart, int], has_text: Sequence[bool]) -> dict[int, int]:
-    """Return the rows of parts that overlap a kept part of their channel, and the row of that part.
+def _find_overlapping(rows: Mapping[AudioSpan, int], has_text: Sequence[bool]) -> dict[int, int]:
+    """Return the rows of spans that overlap a kept span of their channel, each with its row.
 
-    The most parts are kept: of each file the part that ends first, then the next that starts after
+    The most spans are kept: of each file the span that ends first, then the next that starts after
     it, and so on. Parts without a text, which training leaves out, displace none that has one.
     """
     overlapping: dict[int, int] = {}
-    last_kept: dict[tuple[str, int | None], AudioPart] = {}  # by file and channel
+    last_kept: dict[tuple[str, int | None], AudioSpan] = {}  # by file and channel
 
-    def end_of(part: AudioPart) -> float:
-        return math.inf if part.end is None else part.end
+    def end_of(span: AudioSpan) -> float:
+        return math.inf if span.end is None else span.end
 
-    compared = [part for part, row in rows.items() if has_text[row]] or rows
-    for part in sorted(compared, key=lambda part: (end_of(part), -part.start)):
-        last = last_kept.get((part.path, part.channel))
-        if last and part.start < end_of(last) - MAX_OVERLAP:
-            overlapping[rows[part]] = rows[last]
+    compared = [span for span, row in rows.items() if has_text[row]] or rows
+    for span in sorted(compared, key=lambda span: (end_of(span), -span.start)):
+        last = last_kept.get((span.path, span.channel))
+        if last and span.start < end_of(last) - MAX_OVERLAP:
+            overlapping[rows[span]] = rows[last]
         else:
-            last_kept[part.path, part.channel] = part
+            last_kept[span.path, span.channel] = span
     return overlapping
 
 

@@ -22,13 +22,13 @@ Shares = Mapping[str, float | None]  # by source; None: every utterance once per
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class MixSource:
     """A training source of a mix."""
 
     name: str
     rows: Counts  # its indices in the training set
     samples: int  # of all its rows
-    epoch_samples: int  # of its part of an epoch, on average
+    epoch_samples: int  # of its share of an epoch, on average
 
 
 @concerning("mix")
@@ -52,7 +52,7 @@ def parse_mix_shares(mix: Mapping[str, Any], names: Sequence[str]) -> Shares:
     return {name: share_of.get(name) for name in names} if share_of else {}
 
 
-def sources_of(splits: Splits) -> list[Source]:
+def sources_of(splits: Splits) -> list[MixSource]:
     """Return the training sources of a mix, in their order; [] without a mix."""
     if not splits.mix:
         return []
@@ -60,23 +60,23 @@ def sources_of(splits: Splits) -> list[Source]:
     return make_sources(sample_counts(splits.train), source_of_row, splits.mix)
 
 
-def make_sources(samples: Counts, source_of_row: Counts, shares: Shares) -> list[Source]:
+def make_sources(samples: Counts, source_of_row: Counts, shares: Shares) -> list[MixSource]:
     """Make the sources of a mix, from the length and the source of every row."""
     epoch_samples = float(samples.sum())
     if None in shares.values():
         is_whole = np.array([share is None for share in shares.values()])[source_of_row]
         epoch_samples = samples[is_whole].sum() / (1 - sum(filter(None, shares.values())))
-    sources: list[Source] = []
+    sources: list[MixSource] = []
     for index, (name, share) in enumerate(shares.items()):
         rows = np.flatnonzero(source_of_row == index)
         total = int(samples[rows].sum())
-        part = total if share is None else max(1, round(share * epoch_samples))
-        sources.append(Source(name, rows, samples=total, epoch_samples=part))
+        share_samples = total if share is None else max(1, round(share * epoch_samples))
+        sources.append(MixSource(name, rows, samples=total, epoch_samples=share_samples))
     return sources
 
 
 @concerning("mix")
-def require_utterances(sources: Sequence[Source], splits: Splits) -> None:
+def require_utterances(sources: Sequence[MixSource], splits: Splits) -> None:
     """Raise DataError if a source has no audio."""
     for source in sources:
         if not source.samples:

@@ -15,11 +15,11 @@ from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
 from sbkit.text.transcripts import TOKEN, select_tags
 from sbkit.text.verbalize import languages_with_numbers
 
-DIGITS = "digits"
+DIGIT_KIND = "digits"
 SPELLED_DIGITS = "digits read as words"
 SYMBOLS = "dropped symbols"
-TAGS = "dropped tags"
-REPLACED = "replaced letters"
+TAG_KIND = "dropped tags"
+REPLACED_KIND = "replaced letters"
 OTHER_SCRIPTS = "letters of another script"
 DELETED = "deleted characters"
 EDGES = "apostrophes left out at the edge of words"
@@ -31,13 +31,13 @@ FONTS = "text for a font such as Zawgyi, not in the order of Unicode"
 WORD_MARKS = "marks between letters that become spaces"
 DOTTED = "capitals I that become i, beside \N{LATIN SMALL LETTER DOTLESS I}"
 FIXES = {  # of kinds of changes: the key that decides, and what to do
-    DIGITS: (
+    DIGIT_KIND: (
         "text",
         "Write numbers as they are spoken, or set `text: {numbers: spell}`, which reads "
         f"{', '.join(languages_with_numbers())}.",
     ),
     SYMBOLS: ("language", "Write symbols that are read aloud as words."),
-    TAGS: ("keep_tags", "Set `keep_tags: [NAME]` for those that the model shall write."),
+    TAG_KIND: ("keep_tags", "Set `keep_tags: [NAME]` for those that the model shall write."),
     OTHER_SCRIPTS: (
         "language",
         "Write one script: replace letters that only look like others, and write foreign words as "
@@ -76,7 +76,7 @@ PATTERNS = {  # of kinds that are found in the transcripts as they are written
 _EDGE_WORD = re.compile(
     "(?<![\\w{0}])(?:[{0}]\\w+|\\w[\\w{0}]*[{0}])(?![\\w{0}])".replace("{0}", APOSTROPHES)
 )
-UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # is read with its number
+SPOKEN_UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # is read with its number
 MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for a script of one of its languages
 EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # are written together
 UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
@@ -106,7 +106,7 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
         trained.update(count_characters([row.trained for row in rows]))
         written.update(count_characters([row.content for row in rows]))
         for row in rows:
-            counts[TAGS].update(row.dropped_tags)
+            counts[TAG_KIND].update(row.dropped_tags)
             for kind, pattern in PATTERNS.items():
                 text = row.trained if kind == LOOK_ALIKES else row.written
                 counts[kind].update(map(str.strip, pattern.findall(text)))
@@ -116,8 +116,8 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     for char, count in written.items():
         if change := _kind_of(char, trained, scripts, language):
             counts[change][char] = count
-    counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
-    counts[SPELLED_DIGITS] -= counts[DIGITS]
+    counts[DIGIT_KIND] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
+    counts[SPELLED_DIGITS] -= counts[DIGIT_KIND]
     if "\N{LATIN SMALL LETTER DOTLESS I}" in trained and normalize("I", language) == "i":
         counts[DOTTED]["I"] = written["I"]
     for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some places only
@@ -126,7 +126,7 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     pairs = (pair.split("|") for pair in _TWO_CODES.split())
     used_pairs = [pair for pair in pairs if {*pair} <= codes.keys()]
     counts[LOOK_ALIKES] = Counter({code: codes[code] for code in chain(*used_pairs)})
-    counts[TAGS] -= counts[SUBWORDS]
+    counts[TAG_KIND] -= counts[SUBWORDS]
     counts[WORD_MARKS] -= trained
     positive_counts = {kind: positive for kind, count in counts.items() if (positive := +count)}
     return [
@@ -162,18 +162,18 @@ def _compare(sentence: str, text: str) -> NormalizedTranscript:
     kept_names = TOKEN.findall(text) if "[" in text else []
     content = unicodedata.normalize("NFC", select_tags(sentence, kept_names, dropped_tags.append))
     if not any(map(str.isdecimal, text)):
-        content = UNIT.sub("", content)
+        content = SPOKEN_UNIT.sub("", content)
     return NormalizedTranscript(sentence, text, content, dropped_tags)
 
 
 def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language: str) -> str | None:
-    """Return what happens to a character; None for what every text table does."""
+    """Return the kind of a character's change; None for changes by every text table."""
     is_kept = char in trained
     if char.isdecimal():
         return SPELLED_DIGITS
     if char.isalpha():
         if not is_kept and not trained.keys() >= {*normalize(char, UNKNOWN_LANGUAGE)}:
-            return REPLACED
+            return REPLACED_KIND
         is_modifier = unicodedata.category(char) == "Lm"
         return None if is_modifier or _script(char) in scripts else OTHER_SCRIPTS
     if is_kept or char in APOSTROPHES or normalize(char, language):
@@ -210,7 +210,7 @@ def _find_example(kind: str, counts: Counter[str], split: datasets.Dataset) -> d
     pattern = PATTERNS.get(kind) or re.compile("|".join(map(re.escape, keys)))
 
     def has_change(row: NormalizedTranscript) -> bool:
-        if kind == TAGS:
+        if kind == TAG_KIND:
             return bool(row.dropped_tags)
         return pattern.search(row.written if kind in PATTERNS else row.content) is not None
 

@@ -64,12 +64,12 @@ from sbkit.data.rows import (
     is_located,
     manifests_of,
     map_rows,
-    read_sources,
+    read_row_blocks,
 )
 from sbkit.data.shard import AUDIO, LAZY, STORES, is_whole, read_shard_tables
 from sbkit.data.units import (
-    FILES,
-    Sources,
+    FILES_SCHEMA,
+    RowBlocks,
     Unit,
     Work,
     digest_of,
@@ -81,7 +81,7 @@ from sbkit.data.units import (
 from sbkit.data.units import write as write
 from sbkit.logs.progress import progress_bar
 
-FORMAT = 5
+CORPUS_FORMAT = 5
 UNUSUAL = re.compile(r"[^\w.+-]+")  # characters in the name of a folder
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # in a unit; 160 MB if 1000 last 5 s at 16 kHz
 UNITS_PER_CORE = 4  # of a small corpus
@@ -91,12 +91,12 @@ DATA_RANGES = {
         STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
     ),
 }
-# Which audio there is; those of `AUDIO_KEYS` say how it is kept.
+# The keys that say which audio there is; those of `STORED_AUDIO_KEYS` say how it is stored.
 SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding")
-AUDIO_KEYS = ("sample_rate", "audio_store")
+STORED_AUDIO_KEYS = ("sample_rate", "audio_store")
 # All that corpora and filters read
 DATA_KEYS = (
-    *(*SOURCE_KEYS, *AUDIO_KEYS),
+    *(*SOURCE_KEYS, *STORED_AUDIO_KEYS),
     *("splits", "split_shares", "language", "where"),
 )
 
@@ -165,7 +165,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Spec:
-    """What is prepared, and where; of plain values.
+    """The work of preparing a corpus, and its place, as plain values.
 
     settings: the values of `DATA_KEYS`.
     out: a folder or a URL.
@@ -186,17 +186,17 @@ class Spec:
         settings = read_data_settings(Path(yaml_file), overrides)
         return cls({name: settings[name] for name in DATA_KEYS if name in settings}, out)
 
-    def read(self) -> tuple[Corpus, Sources]:
+    def read(self) -> tuple[Corpus, RowBlocks]:
         """Read the corpus; raise ConfigError for one that is prepared already."""
         corpus = corpus_of(DataSettings(self.settings))
-        sources = read_sources(corpus)
-        items = chain.from_iterable(sources.values())
+        row_blocks = read_row_blocks(corpus)
+        items = chain.from_iterable(row_blocks.values())
         if any(isinstance(item, Manifest) and is_located(item) for item in items):
             raise ConfigError(
                 f"`data_folder`: {self.settings['data_folder']} names a corpus that `sbkit prepare "
                 "--out` has written. Copy its folder, or name the data that it was prepared from."
             )
-        return corpus, sources
+        return corpus, row_blocks
 
 
 def read_data_settings(yaml_file: Path, overrides: Mapping[str, object]) -> Settings:
@@ -212,22 +212,22 @@ def plan(spec: Spec) -> list[Unit]:
     >>> ray.data.from_items(plan(spec)).map(write).materialize()  # doctest: +SKIP
     """
     out = Storage(spec.out).url  # a path from the root: another process has another folder
-    _, sources = spec.read()
-    return [*plan_units(sources, work_of(spec.settings), out, UNIT_CLIPS)]
+    _, row_blocks = spec.read()
+    return [*plan_units(row_blocks, work_of(spec.settings), out, UNIT_CLIPS)]
 
 
 def finish(spec: Spec) -> list[str]:
     """Write the rows and the index; while units are missing, return their names instead."""
     storage, work = Storage(spec.out), work_of(spec.settings)
-    corpus, sources = spec.read()
-    planned = plan_units(sources, work, storage.url, UNIT_CLIPS)
+    corpus, row_blocks = spec.read()
+    planned = plan_units(row_blocks, work, storage.url, UNIT_CLIPS)
     num_clips = {Work.of(unit).name: unit["clips"] for unit in planned}
     names = list_shards(storage)
     if missing := [unit for unit in num_clips if not names.get(unit)]:
         return missing
     shards = Shards(storage, work, {unit: names[unit] for unit in num_clips}, is_numbered=True)
-    clips = Clips.of(shards, filter(num_clips.get, num_clips), _stat_clips(sources))
-    _write_rows(corpus, sources, shards, clips, CORPUS_FILE)
+    clips = Clips.of(shards, filter(num_clips.get, num_clips), _stat_clips(row_blocks))
+    _write_rows(corpus, row_blocks, shards, clips, CORPUS_FILE)
     return []
 
 
@@ -252,24 +252,24 @@ def verify(location: str) -> int:
 
 
 def work_of(settings: SettingValues) -> Work:
-    """Return what all units of a corpus have in common."""
+    """Return the facts that all units of a corpus share."""
     return Work("", settings["sample_rate"], str(settings.get("audio_store") or STORES[0]))
 
 
-def _paths_of(sources: Sources) -> pa.ChunkedArray:
+def _paths_of(row_blocks: RowBlocks) -> pa.ChunkedArray:
     """Return the paths of all clips that are not in a prepared corpus or a table."""
-    paths = [manifest.rows[AUDIO].cast(pa.large_binary()) for manifest in manifests_of(sources)]
+    paths = [manifest.rows[AUDIO].cast(pa.large_binary()) for manifest in manifests_of(row_blocks)]
     chunks = chain.from_iterable(column.chunks for column in paths)
     return pa.chunked_array([*chunks], pa.large_binary())
 
 
-def _stat_clips(sources: Sources) -> pa.Table:
-    return stat_files(pc.unique(_paths_of(sources)))
+def _stat_clips(row_blocks: RowBlocks) -> pa.Table:
+    return stat_files(pc.unique(_paths_of(row_blocks)))
 
 
 def _write_rows(
     corpus: Corpus,
-    sources: Sources,
+    row_blocks: RowBlocks,
     shards: Shards,
     clips: Clips,
     record_file: str,
@@ -283,13 +283,13 @@ def _write_rows(
     storage = shards.storage
     with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
         writer = RowWriter(shards, clips, storage.folder or Path(scratch), ending)
-        splits = writer.write(corpus, sources)
+        splits = writer.write(corpus, row_blocks)
         for split, facts in splits.items():
             facts["sha256"] = checksum(writer.folder / f"{split}{ending}.arrow")
         for file in Path(scratch).iterdir():
             storage.move_in(file, file.name)
         record = Record(
-            format=FORMAT,
+            format=CORPUS_FORMAT,
             about=corpus.describe(),
             sample_rate=shards.work.sample_rate,
             roles=corpus.roles(),
@@ -314,10 +314,10 @@ def prepare(
     """
     corpus = corpus or corpus_of(settings)
     tables = corpus.state()
-    sources: Sources | None = None
+    row_blocks: RowBlocks | None = None
     if tables is None:
-        sources = read_sources(corpus)
-        items = chain.from_iterable(sources.values())
+        row_blocks = read_row_blocks(corpus)
+        items = chain.from_iterable(row_blocks.values())
         keys: object = [
             asdict(item) if isinstance(item, AudioTable) else _hash_rows(item) for item in items
         ]
@@ -339,7 +339,7 @@ def prepare(
     with lock, disk_errors(folder.path):
         if not again and (data := folder.read(is_checked=True)):  # another process was first
             return data
-        folder.write(corpus, sources, again=again)
+        folder.write(corpus, row_blocks, again=again)
     data = folder.read(is_checked=False)
     if data is None:
         raise DataError(f"{folder.path} was removed while it was prepared. Start again.")
@@ -434,7 +434,7 @@ class _CacheFolder:
             )
         return num_changed == 0
 
-    def write(self, corpus: Corpus, sources: Sources | None, *, again: bool) -> None:
+    def write(self, corpus: Corpus, row_blocks: RowBlocks | None, *, again: bool) -> None:
         """Decode what is missing, and write the rows."""
         for table in (*self.path.glob("*.parquet"), *self.path.glob("rows-*")) if again else ():
             table.unlink()  # not the audio, which a run may be reading
@@ -443,15 +443,15 @@ class _CacheFolder:
         made_from = to_json({"made_from": self.made_from}).encode(**ENCODING)
         write_bytes_atomically(self.path / CORPUS_FILE, made_from)
         is_stream = self.work.store == LAZY or corpus.has_audio
-        sources = sources or read_sources(corpus, as_stream=is_stream)
-        files = FILES.empty_table() if is_stream else _stat_clips(sources)
+        row_blocks = row_blocks or read_row_blocks(corpus, as_stream=is_stream)
+        files = FILES_SCHEMA.empty_table() if is_stream else _stat_clips(row_blocks)
         shards, clips = self._find_clips(files)
-        steps = (self._write_missing,) if again else (self._take_over, self._write_missing)
-        for add_shards in () if is_stream else steps:
-            missing = {split: [*map(clips.missing, items)] for split, items in sources.items()}
+        stages = (self._write_missing,) if again else (self._take_over, self._write_missing)
+        for add_shards in () if is_stream else stages:
+            missing = {split: [*map(clips.missing, items)] for split, items in row_blocks.items()}
             if add_shards(missing, files):
                 shards, clips = self._find_clips(files)
-        _write_rows(corpus, sources, shards, clips, self.record_name, ending=self.ending)
+        _write_rows(corpus, row_blocks, shards, clips, self.record_name, ending=self.ending)
 
     def _find_clips(self, files: pa.Table) -> tuple[Shards, Clips]:
         """Read the tables of all shards; one whose audio is damaged is removed."""
@@ -466,7 +466,7 @@ class _CacheFolder:
             (self.path / name).with_suffix(".parquet").unlink()
         return self._find_clips(files) if damaged else (shards, clips)
 
-    def _plan(self, missing: Sources) -> list[Unit]:
+    def _plan(self, missing: RowBlocks) -> list[Unit]:
         """Return the units to write; those of tables may be there."""
         num_clips = sum(len(manifest) for manifest in manifests_of(missing))
         per_core = num_clips // (UNITS_PER_CORE * usable_cores())
@@ -475,13 +475,13 @@ class _CacheFolder:
         units = plan_units(missing, self.work, str(self.path), unit_clips)
         return [unit for unit in units if not shards.get(Work.of(unit).name)]
 
-    def _write_missing(self, missing: Sources, files: pa.Table) -> bool:
+    def _write_missing(self, missing: RowBlocks, files: pa.Table) -> bool:
         """Decode what is missing; return whether anything is."""
         units = self._plan(missing)
         write_units(units, "decoding audio")
         return bool(units)
 
-    def _take_over(self, missing: Sources, files: pa.Table) -> bool:
+    def _take_over(self, missing: RowBlocks, files: pa.Table) -> bool:
         """Link the shards of folders alike that have any of the audio; return whether any has."""
         tables = {Work.of(unit).name for unit in self._plan(missing) if not unit["clips"]}
         wanted = files.filter(pc.is_in(files["path"], value_set=_paths_of(missing)))

@@ -50,8 +50,8 @@ from sbkit.data.tables import (
 )
 
 ARROW_SUFFIXES = (".parquet", ".arrow")
-FORMS = "CSV, TSV, JSON Lines, parquet, Arrow or tars"
-TABLE_NAME = re.compile(
+TABLE_FORMATS = "CSV, TSV, JSON Lines, parquet, Arrow or tars"
+TABLE_PATTERN = re.compile(
     r"\.(parquet|arrow|tar|tar\.gz|tgz|(jsonl|csv|tsv|json)(\.gz|\.bz2|\.xz|\.zst)?)$"
 )
 # A role in a name; see https://huggingface.co/docs/hub/datasets-file-names-and-splits
@@ -102,7 +102,7 @@ def find_files(source: str) -> list[SourceFile]:
     with access_errors(source):
         system, root = fsspec.url_to_fs(source)
         infos: dict[str, dict[str, Any]] = {}
-        if "://" not in source or TABLE_NAME.search(root):
+        if "://" not in source or TABLE_PATTERN.search(root):
             info = system.info(root)
             if info["type"] == "file":
                 return [SourceFile(source, _version(info))]
@@ -133,11 +133,11 @@ def find_files(source: str) -> list[SourceFile]:
     tables = [
         file
         for file in files
-        if TABLE_NAME.search(file.path)
+        if TABLE_PATTERN.search(file.path)
         and not any(part.startswith(("_", ".")) for part in (*file.folders, file.name))
     ]
     if not tables:
-        raise DataError(f"{source} has no {FORMS}.", file=source)
+        raise DataError(f"{source} has no {TABLE_FORMATS}.", file=source)
     return tables
 
 
@@ -173,7 +173,7 @@ def read_files(
     files: Sequence[tuple[SourceFile, TableOptions]],
 ) -> list[Manifest | AudioTable]:
     """Return the rows of tables as one manifest, and the files with audio inside."""
-    parts: list[tuple[str, Manifest]] = []
+    manifests: list[tuple[str, Manifest]] = []
     audio_tables: list[Manifest | AudioTable] = []
     is_inside: dict[str, bool] = {}  # of a folder at a URL, the first file of a kind tells it
     for file, options in files:
@@ -185,9 +185,9 @@ def read_files(
         if is_inside[alike]:
             audio_tables.append(AudioTable(file.path, file.version, options, file.partition))
         else:
-            parts.append((file.name, _read_manifest(file, options)))
+            manifests.append((file.name, _read_manifest(file, options)))
     bases = [Path(file.path).parent for file, _ in files[:1]]
-    return [*([Manifest.join_named(parts, *bases)] if parts else []), *audio_tables]
+    return [*([Manifest.join_named(manifests, *bases)] if manifests else []), *audio_tables]
 
 
 def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
@@ -211,14 +211,14 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
     return to_manifest(table, options, find_audio, folder)
 
 
-# Rows that Python holds, kept as parquet in the cache
+# Rows that Python holds, cached as parquet
 
 
 def store_rows(rows: Any) -> Path:
     """Store rows with the columns of a table, and return the folder of their files.
 
     rows: mappings in any iterable, a pandas DataFrame or a dataset of `datasets`, also a stream.
-        Audio is a path, or anything else that `stream_source` takes. Paths are relative to the
+        Audio is a path, or anything else that `stream_input` takes. Paths are relative to the
         working folder.
 
     >>> clip = {"array": [0.0] * 800, "sampling_rate": 16_000}

@@ -29,8 +29,8 @@ from sbkit.data.corpus import Corpus
 from sbkit.data.filesystem import Storage
 from sbkit.data.filters import filter_splits
 from sbkit.data.manifest import (
+    CHANNEL_FAULT,
     DURATION_COLUMN,
-    MIX_FAULT,
     RESERVED_COLUMNS,
     STORED,
     Excluded,
@@ -52,7 +52,7 @@ from sbkit.data.shard import (
 )
 from sbkit.data.units import (
     NUM_DIGITS,
-    Sources,
+    RowBlocks,
     Work,
     clip_keys,
     join_keys,
@@ -63,7 +63,7 @@ from sbkit.data.units import (
 
 FILES_NAME = "files"  # of the list of the files of all rows
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
-STORED_SCHEMA = pa.schema({"samples": pa.int64(), MIX_FAULT: pa.string(), AUDIO: AUDIO_TYPE})
+STORED_SCHEMA = pa.schema({"samples": pa.int64(), CHANNEL_FAULT: pa.string(), AUDIO: AUDIO_TYPE})
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ class PreparedSplit:
     filtered: Mapping[str, int] = field(default_factory=dict)
 
 
-# Sources
+# Blocks of rows
 
 
-def read_sources(corpus: Corpus, *, as_stream: bool = False) -> Sources:
+def read_row_blocks(corpus: Corpus, *, as_stream: bool = False) -> RowBlocks:
     """Return the manifests and tables of all splits, without the rows that filters leave out.
 
     as_stream: read them block by block, once, while they are used.
@@ -95,24 +95,24 @@ def read_sources(corpus: Corpus, *, as_stream: bool = False) -> Sources:
     where = corpus.settings.get("where")
     if as_stream and not where:
         return {name: corpus.blocks(name) for name in names}
-    sources = {name: [*corpus.blocks(name)] for name in names}
-    if not where or has_tables(sources):
-        return sources  # rows of tables are filtered once they are read
+    row_blocks = {name: [*corpus.blocks(name)] for name in names}
+    if not where or has_tables(row_blocks):
+        return row_blocks  # rows of tables are filtered once they are read
     manifests = {
-        name: [i for i in items if isinstance(i, Manifest)] for name, items in sources.items()
+        name: [i for i in items if isinstance(i, Manifest)] for name, items in row_blocks.items()
     }
     return filter_splits(manifests, where)
 
 
-def has_tables(sources: Sources) -> bool:
+def has_tables(row_blocks: RowBlocks) -> bool:
     """Check whether any rows lie in tables with their audio."""
-    items = chain.from_iterable(sources.values())
+    items = chain.from_iterable(row_blocks.values())
     return any(isinstance(item, AudioTable) for item in items)
 
 
-def manifests_of(sources: Sources) -> Iterator[Manifest]:
+def manifests_of(row_blocks: RowBlocks) -> Iterator[Manifest]:
     """Yield the manifests of clips in files."""
-    for item in chain.from_iterable(sources.values()):
+    for item in chain.from_iterable(row_blocks.values()):
         if isinstance(item, Manifest) and not is_located(item):
             yield item
 
@@ -162,7 +162,9 @@ class Shards:
         columns["sample_rate"] = pa.repeat(self.work.sample_rate, count)
         fields = list(AUDIO_TYPE)
         places = pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields)
-        return pa.table({"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: places})
+        return pa.table(
+            {"samples": table["samples"], CHANNEL_FAULT: table[CHANNEL_FAULT], AUDIO: places}
+        )
 
 
 class Clips(NamedTuple):
@@ -170,7 +172,7 @@ class Clips(NamedTuple):
 
     keys: of the rows of `stored`, then of `faults`.
     stored: samples, mix_fault and audio.
-    files: FILES, as they are now.
+    files: rows of FILES_SCHEMA, as they are now.
     """
 
     keys: pa.ChunkedArray
@@ -260,7 +262,7 @@ class RowWriter:
     clips: those of files.
     folder: for all that is written.
     ending: of the names there, before the suffix.
-    files: FILES of the rows, block by block.
+    files: rows of FILES_SCHEMA, block by block.
     """
 
     shards: Shards
@@ -269,12 +271,12 @@ class RowWriter:
     ending: str = ""
     files: list[pa.Table] = field(default_factory=list)
 
-    def write(self, corpus: Corpus, sources: Sources) -> dict[str, Any]:
+    def write(self, corpus: Corpus, row_blocks: RowBlocks) -> dict[str, Any]:
         """Write the rows of all splits; return the facts about each, as plain data."""
         self.files.append(self.clips.files)
         located: Mapping[str, Iterable[Manifest]]
-        located = {split: self._locate(split, items) for split, items in sources.items()}
-        if (where := corpus.settings.get("where")) and has_tables(sources):
+        located = {split: self._locate(split, items) for split, items in row_blocks.items()}
+        if (where := corpus.settings.get("where")) and has_tables(row_blocks):
             located = filter_splits(located, where)
         facts = {split: self._write_split(split, blocks) for split, blocks in located.items()}
         self._write_tables(FILES_NAME, iter(self.files))
@@ -379,7 +381,7 @@ def _rows_to_write(block: Manifest) -> pa.Table:
     stored = pa.Table.from_struct_array(rows[STORED])
     return pa.table(
         {name: rows[name] for name in ("id", "sentence")}
-        | {name: stored[name] for name in ("samples", MIX_FAULT)}
+        | {name: stored[name] for name in ("samples", CHANNEL_FAULT)}
         | {name: rows[name] for name in rows.column_names if name not in RESERVED_COLUMNS}
         | {AUDIO: stored[AUDIO]}
     )
@@ -451,9 +453,9 @@ def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest
 
     Their lengths are the durations that the corpus states.
     """
-    if manifest.has_parts:
+    if manifest.has_spans:
         raise ConfigError(
-            "`audio_store: lazy` decodes whole files, but some clips are parts or channels. "
+            "`audio_store: lazy` decodes whole files, but some clips are spans or channels. "
             "Set `audio_store: flac`."
         )
     rows = manifest.rows
@@ -494,7 +496,7 @@ def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest
     }
     stored = {
         "samples": samples,
-        MIX_FAULT: pa.repeat("", count),
+        CHANNEL_FAULT: pa.repeat("", count),
         AUDIO: pa.table(audio, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
     return _add_places(manifest, is_readable, pa.table(stored), errors.values())

@@ -5,7 +5,7 @@ similar length. The plan of an epoch depends only on the seed and the epoch, so 
 of it, and another world size sees the same steps.
 
 Audio in shards is read window by window: a few shards, drawn anew in every epoch, are shuffled as
-if they were the whole corpus. With a mix, every window has an equal part of each source, and there
+if they were the whole corpus. With a mix, every window has an equal share of each source, and there
 are more windows if a source repeats, so that a batch rarely has the same utterance twice.
 """
 
@@ -22,7 +22,7 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.ranges import SHARE, Range
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
-from sbkit.data.mix import Source
+from sbkit.data.mix import MixSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ MicroBatch = list[Example]
 
 @runtime_checkable
 class StepSampler(Protocol):
-    """What plans the steps of an epoch; sbkit deals them to ranks and micro-batches, and resumes.
+    """A plan of the steps of each epoch; sbkit deals them to ranks and micro-batches, and resumes.
 
     seed: of the run; with the epoch, it decides all that `steps` draws.
     """
@@ -129,7 +129,7 @@ class Plan(Sequence[MicroBatch]):
     def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
         self._examples = examples
         self._order = order
-        blocks = (order[start : start + BLOCK_ROWS] for start in range(0, len(order), BLOCK_ROWS))
+        blocks = (order[start : start + PLAN_ROWS] for start in range(0, len(order), PLAN_ROWS))
         lengths = chain.from_iterable(examples.samples[rows].tolist() for rows in blocks)
         self._ends = np.array(cut_runs(lengths, capacity), dtype=np.int64)
         self._shuffled = np.arange(len(self._ends))
@@ -144,14 +144,14 @@ class Plan(Sequence[MicroBatch]):
     def sizes(self) -> Counts:
         return np.diff(self._ends, prepend=0)[self._shuffled]
 
-    def padded_samples(self, part: int, parts: int) -> Counts:
-        """Count the samples, with padding, of one part of each batch, dealt by `split_batch`."""
+    def padded_samples(self, share: int, num_shares: int) -> Counts:
+        """Count the samples, with padding, of one share of each batch, dealt by `split_batch`."""
         sizes = np.diff(self._ends, prepend=0)
         lengths = self._examples.samples[self._order].astype(np.int64)
         batch_of = np.repeat(np.arange(len(sizes)), sizes)
         lengths = lengths[np.lexsort((-lengths, batch_of))]  # of each batch, the longest first
-        longest = lengths[np.where(part < sizes, self._ends - sizes + part, self._ends - 1)]
-        counts = np.maximum(1, -(-(sizes - part) // parts))
+        longest = lengths[np.where(share < sizes, self._ends - sizes + share, self._ends - 1)]
+        counts = np.maximum(1, -(-(sizes - share) // num_shares))
         padded: Counts = (longest * counts)[self._shuffled]
         return padded
 
@@ -174,11 +174,11 @@ def step_sizes(steps: Sequence[MicroBatch]) -> Counts:
     return steps.sizes if isinstance(steps, Plan) else np.array([len(step) for step in steps])
 
 
-def padded_part(steps: Sequence[MicroBatch], part: int, parts: int) -> Counts:
-    """Count the samples, with padding, of one part of each step, dealt by `split_batch`."""
+def padded_share(steps: Sequence[MicroBatch], share: int, num_shares: int) -> Counts:
+    """Count the samples, with padding, of one share of each step, dealt by `split_batch`."""
     if isinstance(steps, Plan):
-        return steps.padded_samples(part, parts)
-    return np.array([padded_samples(split_batch(step, parts)[part]) for step in steps])
+        return steps.padded_samples(share, num_shares)
+    return np.array([padded_samples(split_batch(step, num_shares)[share]) for step in steps])
 
 
 def padded_samples(batch: MicroBatch) -> int:
@@ -205,7 +205,7 @@ def cut_runs(lengths: Iterable[int], capacity: int) -> list[int]:
     return [*ends, total] if count else ends
 
 
-BLOCK_ROWS = 100_000  # that are Python objects at the same time
+PLAN_ROWS = 100_000  # rows that are Python objects at the same time
 LENGTH_JITTER = 0.02  # relative; similar lengths change places, so batches differ between epochs
 MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 
@@ -218,9 +218,9 @@ Lengths = Sequence[int] | Counts  # samples of audio, by row
 class TrainSampler:
     """Plan the steps of one epoch, each of utterances of similar length.
 
-    An utterance is joined to the next one drawn with probability ``concat_prob``, which puts words
-    into more contexts than the few sentences of a small corpus do, and is played at one of the
-    ``speeds``. Utterances of two sources are not joined.
+    An utterance is joined to the one drawn before it with probability ``concat_prob``, which puts
+    words into more contexts than the few sentences of a small corpus do, and is played at one of
+    the ``speeds``. Utterances of two sources are not joined.
 
     >>> sampler = TrainSampler(samples=[16_000, 8_000, 16_000], batch_seconds=2, seed=1)
     >>> sampler.set_epoch(1)
@@ -251,7 +251,7 @@ class TrainSampler:
         speeds: Sequence[float] = (1.0,),
         shards: Lengths | None = None,
         shuffle_shards: int = 8,
-        sources: Sequence[Source] = (),
+        sources: Sequence[MixSource] = (),
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         self._samples = np.asarray(samples)
@@ -355,7 +355,7 @@ class RankSampler(Sampler[MicroBatch]):
         self._accumulation = accumulation
         self._epoch, self._start = 0, 0
         self._planned: tuple[int, Sequence[MicroBatch]] | None = None
-        # Is given the steps of each epoch when they begin to be dealt.
+        # Gets the steps of each epoch when the first of them is dealt.
         self.on_epoch: Callable[[Iterator[MicroBatch]], None] = lambda steps: None
 
     def use(self, sampler: object) -> None:
@@ -376,12 +376,12 @@ class RankSampler(Sampler[MicroBatch]):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
-        parts = self._world_size * self._accumulation
+        num_shares = self._world_size * self._accumulation
         plan = self.steps()
         first, skipped = divmod(self._start, self._accumulation)
         self.on_epoch(map(plan.__getitem__, range(first, len(plan))))
         steps = map(plan.__getitem__, range(first, len(plan)))
-        dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in steps)
+        dealt = (split_batch(step, num_shares)[self._rank :: self._world_size] for step in steps)
         return islice(chain.from_iterable(dealt), skipped, None)
 
     def __len__(self) -> int:
@@ -449,14 +449,14 @@ def fastest_percent(speeds: Sequence[float]) -> int:
     return max(100, *to_percents(speeds))
 
 
-def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
-    """Deal examples to the parts in turn, the longest first, so that all parts are similar.
+def split_batch(step: MicroBatch, num_shares: int) -> list[MicroBatch]:
+    """Deal examples to shares in turn, the longest first, so that all shares are similar.
 
-    If there are fewer examples than parts, the shortest one fills the others, with weight 0.
+    If there are fewer examples than shares, the shortest one fills the others, with weight 0.
     """
     by_length = sorted(step, key=lambda example: (-example.samples, example.rows))
     filler = replace(by_length[-1], weight=0)
-    return [by_length[part::parts] or [filler] for part in range(parts)]
+    return [by_length[share::num_shares] or [filler] for share in range(num_shares)]
 
 
 @concerning("batch_seconds")

@@ -12,7 +12,7 @@ from typing import Any
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.data.audio_tables import read_texts
-from sbkit.data.read_manifests import ARROW_SUFFIXES, TABLE_NAME, find_files
+from sbkit.data.read_manifests import ARROW_SUFFIXES, TABLE_PATTERN, find_files
 from sbkit.data.tables import (
     TableOptions,
     read_lines,
@@ -20,7 +20,7 @@ from sbkit.data.tables import (
     read_text_column,
     require_column,
 )
-from sbkit.text.normalization import Orthography
+from sbkit.text.normalization import TextTable
 from sbkit.text.transcripts import transcript_normalizer
 
 MAX_COMPARED_LINES = 100
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 def read_sentences(
-    files: Iterable[Path], table: Orthography, settings: Mapping[str, Any] = MappingProxyType({})
+    files: Iterable[Path], table: TextTable, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[str]:
     """Yield the normalized sentences of files: the transcripts of tables, the lines of others."""
     normalize = transcript_normalizer(table)
     for file in files:
         options = TableOptions.from_settings(settings, source=str(file.absolute()))
-        is_table = file.is_dir() or TABLE_NAME.search(file.name.lower())
+        is_table = file.is_dir() or TABLE_PATTERN.search(file.name.lower())
         lines = (_read_transcripts if is_table else _read_text)(file, options)
         yield from filter(None, map(normalize, lines))
 

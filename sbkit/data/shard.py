@@ -1,7 +1,7 @@
 """Shards: decoded audio on a disk or in a store, and the tables of its clips.
 
 NAME.arrow    a row for each clip, which `datasets` reads: its name, and its audio as WAV or FLAC
-NAME.parquet  for each clip: which part of which file it is, the size, the time and the digest of
+NAME.parquet  for each clip: which span of which file it is, the size, the time and the digest of
               that file, and the position of its audio in NAME.arrow; columns of a table's rows
 
 The table is written last, so a shard is complete if its table exists. Each clip has a CRC-32, which
@@ -31,7 +31,7 @@ import soundfile
 from datasets import Audio, Features
 
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioPart, Samples, read_audio
+from sbkit.audio.io import AudioSpan, Samples, read_audio
 from sbkit.base.errors import DataError
 from sbkit.base.files import fsync, os_errors_name, temporary_path
 from sbkit.base.messages import note_once, printable
@@ -39,7 +39,7 @@ from sbkit.base.stores import wait_for_store
 from sbkit.base.user_folders import cache_folder
 from sbkit.data.clip_decoding import DecodedFile, decode_file
 from sbkit.data.filesystem import Storage, map_ahead, read_ranges
-from sbkit.data.manifest import MIX_FAULT
+from sbkit.data.manifest import CHANNEL_FAULT
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets al
 MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000  # a run ends with more than both allow
 FACTS_KEY = b"sbkit"  # in the metadata of a table
 NUM_THREADS = 16  # that wait for a store or a disk
-_SCHEMA = Features({AUDIO: Audio()}).arrow_schema
+_SHARD_SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
 # A row of a prepared split. Its `audio` holds the samples (S,) and its `samples` their number; all
 # other columns hold text.
@@ -157,7 +157,7 @@ def _read_audio(
     """Read clips, with a single call of `read_ranges` for all that are in shards."""
     locations = [*map(relocate, locations)]
     in_shards = [location for location in locations if location["start"] is not None]
-    ranges = [(_shard_file(part["file"]), part["start"], part["size"]) for part in in_shards]
+    ranges = [(_shard_file(place["file"]), place["start"], place["size"]) for place in in_shards]
     contents = iter(read_ranges(ranges))
     clips: list[Samples | DataError] = []
     for location in locations:
@@ -236,7 +236,7 @@ class ShardWriter:
         self._sample_rate, self._store = sample_rate, store
         self._path = temporary_path(folder / "shard.arrow")
         self._file = self._path.open("wb")
-        self._stream = pa.ipc.new_stream(self._file, _SCHEMA)
+        self._stream = pa.ipc.new_stream(self._file, _SHARD_SCHEMA)
         self._batch: list[dict[str, str | bytes]] = []
         self._batch_bytes = 0
         self._clips: list[dict[str, Any]] = []
@@ -246,7 +246,7 @@ class ShardWriter:
         self.audio_bytes = 0  # size of the audio added so far
 
     def add(
-        self, clips: Sequence[AudioPart], stamp: FileStamp, content: bytes | None = None
+        self, clips: Sequence[AudioSpan], stamp: FileStamp, content: bytes | None = None
     ) -> list[AudioError | None]:
         """Decode and add clips of one file and channel; return the error of each.
 
@@ -271,7 +271,7 @@ class ShardWriter:
             self._clips.append(
                 {
                     "path": os.fsencode(clip.path),
-                    "part": name_part(clip),
+                    "part": span_key(clip),
                     "file_size": stamp.size,
                     "file_time": stamp.time,
                     "crc32": zlib.crc32(decoded.audio),
@@ -281,7 +281,7 @@ class ShardWriter:
 
     def _flush(self) -> None:
         if self._batch:
-            self._stream.write_batch(pa.record_batch({AUDIO: self._batch}, _SCHEMA))
+            self._stream.write_batch(pa.record_batch({AUDIO: self._batch}, _SHARD_SCHEMA))
         self._batch = []
         self._batch_bytes = 0
 
@@ -301,8 +301,8 @@ class ShardWriter:
         for clip, file, (start, size) in zip(self._clips, self._files, positions, strict=True):
             digest = f"{file.digest}:{clip['part']}" if clip["part"] else file.digest
             clip |= {"start": start, "size": size, "digest": digest}
-        faults = pa.array([file.mix_fault for file in self._files], pa.string())
-        own = {"samples": pa.array(self._samples, pa.int64()), MIX_FAULT: faults}
+        faults = pa.array([file.channel_fault for file in self._files], pa.string())
+        own = {"samples": pa.array(self._samples, pa.int64()), CHANNEL_FAULT: faults}
         own |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
         others = {} if columns is None else {c: columns[c] for c in columns.column_names}
         facts = json.dumps({"audio_bytes": file_size, "left_out": self.left_out})
@@ -319,7 +319,7 @@ class ShardWriter:
         self._path.unlink(missing_ok=True)
 
 
-def name_part(clip: AudioPart) -> str:
+def span_key(clip: AudioSpan) -> str:
     """Return the position of a clip in its file, "" for a whole file."""
     return "" if clip.is_file else ":".join(map(str, clip[1:]))
 

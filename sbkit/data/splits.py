@@ -20,7 +20,7 @@ from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
-from sbkit.data.facts import keep_fact
+from sbkit.data.facts import cached_fact
 from sbkit.data.manifest import Excluded, check_locale, take_rows, to_texts
 from sbkit.data.prepared import PreparedData
 from sbkit.data.rows import PreparedSplit
@@ -76,13 +76,13 @@ class Splits:
 # Preparation
 
 
-def keep_column(
+def cached_column(
     rows: datasets.Dataset,
     name: str,
     made_from: Mapping[str, object],
     compute: Callable[[], Iterable[str]],
 ) -> MemoryMappedTable:
-    """Map a column with a text for each row, which is kept as a fact: see `keep_fact`."""
+    """Map a column with a text for each row, which is cached as a fact: see `cached_fact`."""
 
     def write(file: Path) -> None:
         schema = pa.schema({name: pa.string()})
@@ -97,7 +97,7 @@ def keep_column(
             raise ValueError(f"{file} has another number of texts")
         return column
 
-    return keep_fact(rows, name, made_from, write, read)
+    return cached_fact(rows, name, made_from, write, read)
 
 
 def add_texts(
@@ -118,7 +118,7 @@ def add_texts(
     def compute() -> Iterable[str]:
         return map(normalize, chain.from_iterable(read_texts(split.dataset, "sentence")))
 
-    texts = keep_column(split.dataset, "text", made_from, compute)
+    texts = cached_column(split.dataset, "text", made_from, compute)
     rows = ConcatenationTable.from_tables([split.dataset.data, texts], axis=1)
     fingerprint = digest_of([split.dataset._fingerprint, made_from, versions_of_code("text")])
     dataset = datasets.Dataset(rows, fingerprint=fingerprint)
@@ -250,7 +250,7 @@ class TextTokenizer(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """What each row of a split contains, in columns of counts and flags."""
+    """Counts and flags of each row of a split, in columns."""
 
     samples: Counts  # of the audio
     characters: Counts  # in the text
@@ -268,7 +268,7 @@ class Transcripts:
         return subsampling.count(at_speed(self.samples, percent))
 
 
-def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Transcripts:
+def count_tokens(split: datasets.Dataset, tokenizer: TextTokenizer) -> Transcripts:
     """Tokenize all texts of a split, or map the counts that an earlier call has stored."""
 
     def count() -> Counts:
@@ -282,7 +282,7 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Trans
     if type(tokenizer) is Tokenizer:
         made_from = {"tokenizer": hashlib.sha256(tokenizer.content).hexdigest()}
         read = partial(np.load, mmap_mode="r")
-        counts = keep_fact(split, "token_counts", made_from, write, read)
+        counts = cached_fact(split, "token_counts", made_from, write, read)
     else:  # of another class, whose code may change
         counts = count()
     characters, tokens, needed, refused, unknown = counts

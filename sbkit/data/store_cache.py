@@ -1,4 +1,4 @@
-"""Shards of `--out`, kept whole on a disk of this machine, which the key `store_cache` names.
+"""Shards of `--out`, cached whole on a disk of this machine, which the key `store_cache` names.
 
 A shard is fetched once, by one process: when one of its clips is read, or before that, in the order
 in which the plan of an epoch uses them. fsspec's own caches write a file under its final name while

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
+from sbkit.audio.io import SUFFIXES, AudioSpan, file_rate
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, note_once
@@ -35,7 +35,7 @@ from sbkit.data.columns import (
     CUT_SHORT,
     TIME_ROLES,
     USUAL_COLUMNS,
-    PartColumns,
+    SpanColumns,
     find_columns,
     is_like_time,
     parse_span,
@@ -44,10 +44,11 @@ from sbkit.data.columns import (
 )
 from sbkit.data.filesystem import access_errors
 from sbkit.data.manifest import (
+    BATCH_ROWS,
     Excluded,
     Manifest,
-    part_columns,
-    part_name,
+    span_columns,
+    span_name,
     text_columns,
     to_texts,
     unreserved_name,
@@ -57,7 +58,6 @@ MAX_LISTED_COLUMNS = 30  # in an error
 # In paths of SpeechBrain's CSV and JSON: the folder of the corpus
 DATA_ROOT = re.compile(r"^(\$data_root|\{data_root\})")
 DELIMITERS = "\t,;|"  # a table of one column has the first
-BATCH_ROWS = 50_000  # that are Python objects at a time
 LINE_BREAK = r"\r\n?|\n"
 MAX_LINE_BREAKS = 1000  # in a row
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
@@ -156,9 +156,9 @@ def is_named(source: str, key: str) -> bool:
     return key in (source, Path(source).name) or path == os.path.abspath(source)  # noqa: PTH100
 
 
-def join_tables(parts: Iterable[Table], file: str) -> Table:
-    """Join the parts of a file; in JSON Lines, they may have different columns."""
-    tables = list(parts)
+def join_tables(tables: Iterable[Table], file: str) -> Table:
+    """Join the tables of a file; in JSON Lines, they may have different columns."""
+    tables = list(tables)
     rows = [table.rows for table in tables if table.rows.column_names]
     return Table(
         file,
@@ -250,7 +250,7 @@ def _read_document(lines: TextIO, file: str) -> Iterator[tuple[int, Any]] | None
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object with the values of the one that describes its audio.
 
-    {"wav": {"file": "a.wav", "start": 1}} is SpeechBrain's form of a part of a file.
+    {"wav": {"file": "a.wav", "start": 1}} is SpeechBrain's form of a span of a file.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -503,19 +503,21 @@ def to_manifest(
     )
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
-    part, channel = _find_position(table, options)
-    if folder and not (id or any(part) or channel):
+    time_columns, channel = _find_position(table, options)
+    if folder and not (id or any(time_columns) or channel):
         files = rows[path].fill_null("")
         if pc.all(pc.match_substring_regex(files, RELATIVE_PATH)).as_py():
             ids = pc.replace_substring_regex(files, NOT_STEM, "")
             clips = {"id": ids, "audio": join_path(folder, files)}
     if not clips:
-        clips, rows = _find_clips(table, (path, id, channel), part, find_audio, excluded)
-    part = part if part.start else PartColumns()  # its column also describes the clip
+        clips, rows = _find_clips(table, (path, id, channel), time_columns, find_audio, excluded)
+    time_columns = (
+        time_columns if time_columns.start else SpanColumns()
+    )  # its column also describes the clip
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     new_names = {speaker: "speaker", language: "language"}
-    used = (path, text, id, *part, channel)
+    used = (path, text, id, *time_columns, channel)
     columns = {
         new_names.get(name) or unreserved_name(name): rows[name]
         for name in names
@@ -566,24 +568,26 @@ def join_path(folder: Path | str, names: pa.Array | pa.ChunkedArray) -> pa.Array
     return pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
 
 
-def _find_position(table: Table, options: TableOptions) -> tuple[PartColumns, str]:
-    """Return the columns of the part and of the channel; name those that look like times."""
+def _find_position(table: Table, options: TableOptions) -> tuple[SpanColumns, str]:
+    """Return the columns of times and of the channel; name unused ones that look like times."""
     names = table.rows.column_names
-    part = PartColumns.choose(*(options.find(names, role, table.file) for role in TIME_ROLES))
-    times = [] if part.start else [name for name in names if is_like_time(name)]
-    if {*times} - {*part}:
+    time_columns = SpanColumns.choose(
+        *(options.find(names, role, table.file) for role in TIME_ROLES)
+    )
+    times = [] if time_columns.start else [name for name in names if is_like_time(name)]
+    if {*times} - {*time_columns}:
         note_once(
             f"note: {table.file}: the columns {listed(times)} are not used. Times are start and "
             "end, or offset and duration, in seconds. Name others by `columns`."
         )
-        part = PartColumns()
-    return part, options.find(names, "channel", table.file)
+        time_columns = SpanColumns()
+    return time_columns, options.find(names, "channel", table.file)
 
 
 def _find_clips(
     table: Table,
     names: tuple[str, str, str],
-    part_names: PartColumns,
+    time_columns: SpanColumns,
     find_audio: Callable[[str], str | Excluded],
     excluded: list[Excluded],
 ) -> tuple[dict[str, pa.Array], pa.Table]:
@@ -594,44 +598,44 @@ def _find_clips(
     indices: list[int] = []
     ids: list[str] = []
     paths: list[bytes] = []
-    parts: list[AudioPart] = []
-    times = [read_text_column(table.rows, column) for column in part_names]
-    units = [units_per_second(column) for column in part_names]
+    spans: list[AudioSpan] = []
+    times = [read_text_column(table.rows, column) for column in time_columns]
+    units = [units_per_second(column) for column in time_columns]
     fields = (read_text_column(table.rows, name) for name in names)
     numbers = (time.strip() or "0" for time in chain(times[0], times[2]))
-    in_samples = part_names.counts_samples and all(map(str.isdecimal, numbers))
+    in_samples = time_columns.counts_samples and all(map(str.isdecimal, numbers))
     for index, values in enumerate(zip(*fields, zip(*times, strict=True), strict=True)):
-        name, id, channel, span = values
-        part: AudioPart | Excluded
+        name, id, channel, row_times = values
+        span: AudioSpan | Excluded
         file = find_audio(name.strip())
         if isinstance(file, Excluded):
-            part = file
+            span = file
         else:
-            is_timed = in_samples and any(map(str.strip, span))
-            part = parse_span(file, span, [_rate_of(file)] * 3 if is_timed else units, channel)
-            if isinstance(part, Excluded) and not part_names.start:
-                part = parse_span(file, ("", "", ""), units, channel)  # the length is no time
-        if isinstance(part, Excluded):
-            excluded.append(replace(part, id=f"row {table.lines[index]}"))
+            is_timed = in_samples and any(map(str.strip, row_times))
+            span = parse_span(file, row_times, [_rate_of(file)] * 3 if is_timed else units, channel)
+            if isinstance(span, Excluded) and not time_columns.start:
+                span = parse_span(file, ("", "", ""), units, channel)  # the length is no time
+        if isinstance(span, Excluded):
+            excluded.append(replace(span, id=f"row {table.lines[index]}"))
             continue
         indices.append(index)
         base = name.strip().rpartition("::")[2].rpartition("/")[2]  # faster than a Path
-        ids.append(id.strip() or part_name(base.rpartition(".")[0] or base, part))
-        paths.append(os.fsencode(part.path))
-        parts.append(part)
-        if part.end is not None and not part_names.start:
-            stated = f"`{part_names.length or part_names.end}` is {part.end / MICROSECONDS:g} s"
+        ids.append(id.strip() or span_name(base.rpartition(".")[0] or base, span))
+        paths.append(os.fsencode(span.path))
+        spans.append(span)
+        if span.end is not None and not time_columns.start:
+            stated = f"`{time_columns.length or time_columns.end}` is {span.end / MICROSECONDS:g} s"
             excluded.append(Excluded(ids[-1], CUT_SHORT, stated))
     is_clip = np.zeros(len(table.rows), bool)
     is_clip[indices] = True
     rows = table.rows.filter(pa.array(is_clip))  # whose texts may have any number of bytes
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
-    if not all(part.is_file for part in parts):
-        clips |= part_columns(parts)
+    if not all(span.is_file for span in spans):
+        clips |= span_columns(spans)
     return clips, rows
 
 
-@lru_cache(maxsize=1 << 16)  # many rows are parts of a file
+@lru_cache(maxsize=1 << 16)  # many rows are spans of a file
 def _rate_of(path: str) -> int:
     with suppress(AudioError):  # which excludes the clip when it is decoded
         return file_rate(path)

@@ -1,4 +1,4 @@
-"""Units: the work of preparing a corpus, divided into parts that any process can do.
+"""Units: the shares of the work of preparing a corpus, each of which any process can do.
 
 manifests and tables -> units of plain values -> write(unit) -> shards
 
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem
 
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import BEYOND_END, AudioPart
+from sbkit.audio.io import BEYOND_END, AudioSpan
 from sbkit.base.code_versions import versions_of_audio
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
@@ -36,8 +36,8 @@ from sbkit.base.process import begin_work
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.clip_decoding import by_file
 from sbkit.data.filesystem import Storage, disk_errors, map_ahead
-from sbkit.data.manifest import PART_COLUMNS, STORED, Manifest, hash_texts
-from sbkit.data.shard import AUDIO, FileStamp, ShardWriter, name_part
+from sbkit.data.manifest import SPAN_COLUMNS, STORED, Manifest, hash_texts
+from sbkit.data.shard import AUDIO, FileStamp, ShardWriter, span_key
 from sbkit.data.tables import TableOptions
 from sbkit.logs.progress import progress_bar
 
@@ -48,13 +48,15 @@ LAST_SHARD = "-last"  # ends the name of the last shard of a unit
 TEMPORARY_REASONS = ("missing", "unreachable")
 UNREADABLE = "unreadable audio"  # a reason
 MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
-MAX_PROCESSES = 64  # each takes 0.1 GB
-FILES = pa.schema({"path": pa.large_binary(), "file_size": pa.int64(), "file_time": pa.int64()})
+MAX_PREPARING_PROCESSES = 64  # each takes 0.1 GB
+FILES_SCHEMA = pa.schema(
+    {"path": pa.large_binary(), "file_size": pa.int64(), "file_time": pa.int64()}
+)
 STAT_BLOCK, NUM_STAT_THREADS = 1000, 32  # threads wait for a disk, perhaps of another machine
 KEY_SEPARATOR = b"\0"  # between a path and a position, which identify a clip
 
 Unit = dict[str, Any]  # of plain values: it may travel to another machine
-Sources = Mapping[str, Iterable[Manifest | AudioTable]]  # by split
+RowBlocks = Mapping[str, Iterable[Manifest | AudioTable]]  # by split
 
 
 def digest_of(content: object) -> str:
@@ -68,18 +70,18 @@ def digest_of(content: object) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What a unit says: clips in files, or a table with audio in it."""
+    """The content of a unit: clips in files, or a table with audio in it."""
 
     split: str
     sample_rate: int  # Hz
     store: str
-    clips: Sequence[AudioPart] = ()
+    clips: Sequence[AudioSpan] = ()
     table: AudioTable | None = None
 
     @classmethod
     def of(cls, unit: Unit) -> "Work":
         values = json.loads(unit["work"])
-        values["clips"] = [AudioPart(*clip) for clip in values["clips"]]
+        values["clips"] = [AudioSpan(*clip) for clip in values["clips"]]
         if table := values["table"]:
             values["table"] = AudioTable(**{**table, "options": TableOptions(**table["options"])})
         return cls(**values)
@@ -101,7 +103,7 @@ class Work:
         return f"{self.split}-{digest_of([asdict(self), self.stamps, versions_of_audio()])}"
 
 
-def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Iterator[Unit]:
+def plan_units(row_blocks: RowBlocks, work: Work, out: str, unit_clips: int) -> Iterator[Unit]:
     """Yield the units of all splits, whose clips are dealt by a hash of the path of their file.
 
     So a new clip changes one unit. Audio files are not looked at.
@@ -110,7 +112,7 @@ def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Itera
     unit_clips: in a unit, at most, unless a file has more.
     """
     seen = np.empty(0, np.int64)  # hashes: a clip in two splits is decoded once
-    for split, items in sources.items():
+    for split, items in row_blocks.items():
         blocks: list[Manifest] = []
         for item in items:
             if isinstance(item, AudioTable):
@@ -134,8 +136,8 @@ def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Itera
         manifest = manifest.take(order)
         ends = np.flatnonzero(np.diff(unit_of_row[order], append=-1)) + 1
         for start, end in pairwise([0, *ends.tolist()]):
-            parts = [*Manifest(manifest.rows.slice(start, end - start)).parts]
-            clips = [parts[index] for index in by_file(parts)]
+            spans = [*Manifest(manifest.rows.slice(start, end - start)).spans]
+            clips = [spans[index] for index in by_file(spans)]
             yield replace(work, split=split, clips=clips).to_unit(out)
 
 
@@ -156,7 +158,7 @@ def write(unit: Unit) -> Unit:
 def write_units(units: Sequence[Unit], title: str) -> None:
     """Write units on all cores; ``title`` is shown meanwhile."""
     num_clips = sum(unit["clips"] for unit in units)
-    processes = min(usable_cores(), MAX_PROCESSES, len(units))
+    processes = min(usable_cores(), MAX_PREPARING_PROCESSES, len(units))
     is_small = num_clips < MIN_CLIPS_FOR_PROCESSES and all(unit["clips"] for unit in units)
     with progress_bar(title, max(num_clips, len(units))) as advance:
         if processes < 2 or is_small:
@@ -202,7 +204,7 @@ def _write_shards(storage: Storage, place: Path, work: Work) -> None:
 
 
 def _additions(work: Work) -> Iterator[Callable[[ShardWriter], list[pa.Table]]]:
-    """Yield what adds clips to a shard, file by file, or batch by batch; it returns their rows."""
+    """Yield functions that add the clips of a file or a batch to a shard, and return their rows."""
     if work.table is not None:
         for manifest, contents in work.table.batches():
             yield partial(_add_rows, manifest, contents)
@@ -210,10 +212,10 @@ def _additions(work: Work) -> Iterator[Callable[[ShardWriter], list[pa.Table]]]:
         yield partial(_add_clips, [*clips], work.stamps[path])
 
 
-def _add_clips(clips: Sequence[AudioPart], stamp: FileStamp, writer: ShardWriter) -> list[pa.Table]:
+def _add_clips(clips: Sequence[AudioSpan], stamp: FileStamp, writer: ShardWriter) -> list[pa.Table]:
     for clip, error in zip(clips, writer.add(clips, stamp), strict=True):
         if error is not None and error.reason not in TEMPORARY_REASONS:
-            row = [clip.path, name_part(clip), *stamp, "", error.reason, str(error)]
+            row = [clip.path, span_key(clip), *stamp, "", error.reason, str(error)]
             writer.left_out.append(row)
     return []
 
@@ -221,7 +223,7 @@ def _add_clips(clips: Sequence[AudioPart], stamp: FileStamp, writer: ShardWriter
 def _add_rows(manifest: Manifest, contents: Sequence[bytes], writer: ShardWriter) -> list[pa.Table]:
     added: list[int] = []
     no_file = ["", "", 0, 0]
-    for row, (clip, content) in enumerate(zip(manifest.parts, contents, strict=True)):
+    for row, (clip, content) in enumerate(zip(manifest.spans, contents, strict=True)):
         (error,) = writer.add([clip], FileStamp(len(content), 0), content)
         if error is None:
             added.append(row)
@@ -229,7 +231,7 @@ def _add_rows(manifest: Manifest, contents: Sequence[bytes], writer: ShardWriter
             writer.left_out.append([*no_file, manifest.ids[row], reason_of(error), str(error)])
     writer.left_out += [[*no_file, row.id, row.reason, row.detail] for row in manifest.excluded]
     rows = manifest.take(added).rows
-    names = [name for name in rows.column_names if name not in (AUDIO, *PART_COLUMNS)]
+    names = [name for name in rows.column_names if name not in (AUDIO, *SPAN_COLUMNS)]
     return [rows.select(names)]
 
 
@@ -272,7 +274,7 @@ def unit_of(shard: str) -> str:
 
 
 def stat_files(paths: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the files at distinct paths as they are now, with the columns of FILES.
+    """Return the files at distinct paths as they are now, with the columns of FILES_SCHEMA.
 
     A file that cannot be reached has the size -1; what is at a URL is not looked at.
     """
@@ -280,7 +282,7 @@ def stat_files(paths: pa.Array | pa.ChunkedArray) -> pa.Table:
     with ThreadPoolExecutor(NUM_STAT_THREADS) as pool:
         stamps = [*chain.from_iterable(map_ahead(pool, _look_at_all, blocks))]
     sizes, times = np.array(stamps, np.int64).reshape(-1, 2).T
-    return pa.table([paths.cast(pa.large_binary()), sizes, times], schema=FILES)
+    return pa.table([paths.cast(pa.large_binary()), sizes, times], schema=FILES_SCHEMA)
 
 
 def _look_at_all(names: Sequence[bytes]) -> list[tuple[int, int]]:
@@ -301,16 +303,16 @@ def _look(name: bytes) -> tuple[int, int]:
 
 
 def clip_keys(manifest: Manifest) -> pa.ChunkedArray:
-    """Return what identifies each clip: the path of its file, and the position in it."""
+    """Return the key of each clip: the path of its file, and the position in it."""
     paths = manifest.rows[AUDIO].cast(pa.large_binary())
-    if not manifest.has_parts:
+    if not manifest.has_spans:
         return paths
-    parts = pa.array([*map(name_part, manifest.parts)], pa.string())
-    return join_keys(paths, pa.chunked_array([parts]))
+    positions = pa.array([*map(span_key, manifest.spans)], pa.string())
+    return join_keys(paths, pa.chunked_array([positions]))
 
 
-def join_keys(paths: pa.ChunkedArray, parts: pa.ChunkedArray) -> pa.ChunkedArray:
+def join_keys(paths: pa.ChunkedArray, positions: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the keys of clips at these paths, and at these positions in them, "" for all."""
     separator = pa.scalar(KEY_SEPARATOR, pa.large_binary())
-    joined = pc.binary_join_element_wise(paths, parts.cast(pa.large_binary()), separator)
-    return pc.if_else(pc.equal(parts, ""), paths, joined)
+    joined = pc.binary_join_element_wise(paths, positions.cast(pa.large_binary()), separator)
+    return pc.if_else(pc.equal(positions, ""), paths, joined)

@@ -13,7 +13,7 @@ from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.greedy import Hypothesis
 
 LANGUAGE_MODELS_FILE = "lm.safetensors"  # in a run and in a bundle
-MAX_WEIGHT = 1e3
+MAX_DECODER_WEIGHT = 1e3
 WORD_WEIGHTS = ("word", "unknown_word", "word_bonus")
 
 
@@ -68,12 +68,12 @@ class DecoderWeights:
         """Read weights by name."""
         names = [field.name for field in fields(cls)]
         is_valid = isinstance(values, Mapping) and all(
-            name in names and isinstance(value, int | float) and abs(value) < MAX_WEIGHT
+            name in names and isinstance(value, int | float) and abs(value) < MAX_DECODER_WEIGHT
             for name, value in values.items()
         )
         if not is_valid:
             raise ConfigError(
                 f"The weights of a decoder are {', '.join(names)}, each a number between "
-                f"-{MAX_WEIGHT:g} and {MAX_WEIGHT:g}, but are {str(values)[:100]}."
+                f"-{MAX_DECODER_WEIGHT:g} and {MAX_DECODER_WEIGHT:g}, but are {str(values)[:100]}."
             )
         return cls(**values)

@@ -91,7 +91,7 @@ def sample_utterances(
     silent: Collection[int],
     max_tokens: int = MAX_SAMPLE_TOKENS,
 ) -> list[ValidationUtterance]:
-    """Keep this rank's part of a sample with at most ``max_tokens`` over all ranks.
+    """Keep this rank's share of a sample with at most ``max_tokens`` over all ranks.
 
     The sample is the same for any number of ranks. Other utterances are dropped as they arrive,
     because the log-probabilities of a large set do not fit into memory.
@@ -186,7 +186,7 @@ class FittedDecoder:
 
     @property
     def decoder_record(self) -> dict[str, Any] | None:
-        """What a bundle stores of the decoder, as plain data; None for greedy decoding."""
+        """The decoder's settings that a bundle stores, as plain data; None for greedy decoding."""
         if self.decoder is None:
             return None
         record = self.decoder.plain()
@@ -385,6 +385,6 @@ def fit_confidence(words: Sequence[tuple[WordFeatures, bool]]) -> Confidence | N
         probabilities = 1 / (1 + np.exp(-np.clip(inputs @ weights, -50, 50)))
         gradient = inputs.T @ (right - probabilities) - penalty @ weights
         curvature = (inputs.T * (probabilities * (1 - probabilities))) @ inputs + penalty
-        step = np.linalg.solve(curvature, gradient)
-        weights += step / max(1.0, np.abs(step).max() / MAX_STEP_SIZE)
+        newton_step = np.linalg.solve(curvature, gradient)
+        weights += newton_step / max(1.0, np.abs(newton_step).max() / MAX_STEP_SIZE)
     return Confidence(*weights.round(4).tolist())

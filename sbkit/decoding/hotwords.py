@@ -108,7 +108,7 @@ class HotwordScorer:
     def start(self) -> Hashable:
         return PhraseState(self._root.children[SPACE], False)
 
-    def step(self, state: PhraseState, token: int) -> tuple[float, Hashable]:
+    def advance(self, state: PhraseState, token: int) -> tuple[float, Hashable]:
         total = 0.0
         for letter in self._tokenizer.texts[token]:
             if letter in self._tokenizer.marks and letter not in state.node.children:

@@ -26,14 +26,14 @@ from sbkit.text.vocabulary import Vocabulary
 GAP_PENALTY = 3.5  # in ln p per frame with a token, of speech without text
 SKIP_PENALTY = 10.0  # in ln p, of an utterance without speech
 WINDOW_STATES = 16_384  # about 20 minutes of characters
-BLOCK_FRAMES = 250
+TRACED_FRAMES = 250
 SCORE_FRAMES = 10  # 0.4 s, about a word: the 30 of the paper find fewer words that are missing
 PAUSE_FRAMES = 5  # 0.2 s
 # How a state was reached: from the same state, the one before, over a gap, from the gap before.
 STAY, NEXT, OVER_GAP, SKIP = range(4)
 
 FrameBlock = tuple[int, Float32s]
-"""The first state of a window, and the scores of its states before a block of frames: (W,)."""
+"""The first state of a window, and ln p of the best path to each state before a block: (W,)."""
 
 
 class AlignedUtterance(NamedTuple):
@@ -50,7 +50,7 @@ class AlignedUtterance(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _States:
-    """The states of a text, and the column of `_emissions` that each is scored by."""
+    """The states of a text, and the column of `_emissions` that each reads."""
 
     columns: Counts  # (N,)
     gaps: Counts  # the states that are gaps, in order
@@ -65,14 +65,14 @@ class _States:
 
 
 def _emissions(log_probs: LogProbs, silent: Collection[int]) -> Float32s:
-    """Add the scores of a character that the tokens cannot spell, and of a gap: -> (U, V + 2)."""
+    """Add ln p of a character that the tokens cannot spell, and of a gap: -> (U, V + 2)."""
     any_token = log_probs.max(1) - GAP_PENALTY
     gap = np.maximum(any_token, log_probs[:, list(silent)].max(1))
     return np.column_stack([log_probs, any_token, gap]).astype(np.float32)
 
 
 class _Window:
-    """The window of states from ``first`` on, which the frames of a block are scored in."""
+    """The window of states from ``first`` on, which the frames of a block are aligned with."""
 
     def __init__(self, states: _States, first: int) -> None:
         self._columns = states.columns[first : first + WINDOW_STATES]
@@ -82,26 +82,29 @@ class _Window:
         self._skip_costs = SKIP_PENALTY * np.arange(len(self._gaps), dtype=np.float32)
         self._blank = states.blank
 
-    def advance(self, scores: Float32s, frame: Float32s) -> tuple[Float32s, Counts]:
-        """Return the scores after a frame, and how each state was reached: (W,), (V + 2,)."""
-        stay = scores + np.maximum(frame, frame[self._blank])[self._columns]
-        entered = np.empty_like(scores)
+    def advance(self, best: Float32s, frame: Float32s) -> tuple[Float32s, Counts]:
+        """Return ln p of the best paths after a frame, and how each state was reached.
+
+        best: ln p of the best path to each state (W,); frame: (V + 2,).
+        """
+        stay = best + np.maximum(frame, frame[self._blank])[self._columns]
+        entered = np.empty_like(best)
         entered[0] = -np.inf
-        entered[1:] = scores[:-1]
-        over_gap = self._starts[scores[self._starts - 2] > entered[self._starts]]
-        entered[over_gap] = scores[over_gap - 2]
+        entered[1:] = best[:-1]
+        over_gap = self._starts[best[self._starts - 2] > entered[self._starts]]
+        entered[over_gap] = best[over_gap - 2]
         entered += frame[self._columns]
-        steps = (entered > stay).astype(np.int8)
-        steps[over_gap] *= OVER_GAP
-        scores = np.maximum(stay, entered)
-        in_gaps = scores[self._gaps]
+        moves = (entered > stay).astype(np.int8)
+        moves[over_gap] *= OVER_GAP
+        best = np.maximum(stay, entered)
+        in_gaps = best[self._gaps]
         skipping = np.maximum.accumulate(in_gaps + self._skip_costs) - self._skip_costs
         is_skipped = np.zeros(len(in_gaps), np.bool_)
         is_skipped[1:] = skipping[:-1] - SKIP_PENALTY > in_gaps[1:]
         skipped = self._gaps[is_skipped]
-        scores[skipped] = skipping[is_skipped]
-        steps[skipped] = SKIP
-        return scores, steps
+        best[skipped] = skipping[is_skipped]
+        moves[skipped] = SKIP
+        return best, moves
 
 
 def align_utterances(
@@ -141,27 +144,27 @@ def align_utterances(
 def _run_forward(
     states: _States, log_probs: LogProbs, silent: Collection[int]
 ) -> tuple[list[FrameBlock], int]:
-    """Return the scores before each block, and the last state of the best path, a gap."""
+    """Return ln p of the best paths before each block, and the best last state, a gap."""
     num_states = len(states.columns)
-    scores = np.full(min(WINDOW_STATES, num_states), -np.inf, np.float32)
-    scores[0] = 0.0
+    best = np.full(min(WINDOW_STATES, num_states), -np.inf, np.float32)
+    best[0] = 0.0
     first = 0
     blocks: list[FrameBlock] = []
-    for start in range(0, len(log_probs), BLOCK_FRAMES):
-        best = int(scores.argmax())
+    for start in range(0, len(log_probs), TRACED_FRAMES):
+        best_state = int(best.argmax())
         # The best state is too far ahead while a passage is heard that resembles a later one.
-        earliest = int((scores > scores[best] - GAP_PENALTY * WINDOW_STATES / 4).argmax())
-        earliest = max(earliest, best - 3 * WINDOW_STATES // 4)
+        earliest = int((best > best[best_state] - GAP_PENALTY * WINDOW_STATES / 4).argmax())
+        earliest = max(earliest, best_state - 3 * WINDOW_STATES // 4)
         shift = max(0, min(earliest, num_states - WINDOW_STATES - first))
         added = np.full(shift, -np.inf, np.float32)
-        scores = np.concatenate([scores[shift:], added]) - scores.max()
+        best = np.concatenate([best[shift:], added]) - best.max()
         first += shift
-        blocks.append((first, scores))
+        blocks.append((first, best))
         window = _Window(states, first)
-        for frame in _emissions(log_probs[start : start + BLOCK_FRAMES], silent):
-            scores, _ = window.advance(scores, frame)
-    gaps = states.gaps[(states.gaps >= first) & (states.gaps < first + len(scores))]
-    return blocks, int(gaps[scores[gaps - first].argmax()])
+        for frame in _emissions(log_probs[start : start + TRACED_FRAMES], silent):
+            best, _ = window.advance(best, frame)
+    gaps = states.gaps[(states.gaps >= first) & (states.gaps < first + len(best))]
+    return blocks, int(gaps[best[gaps - first].argmax()])
 
 
 def _trace_back(
@@ -175,22 +178,22 @@ def _trace_back(
     path = np.zeros(len(log_probs), np.int64)
     emitted = np.zeros(len(log_probs), np.float32)
     for block_index in range(len(blocks) - 1, -1, -1):
-        first, scores = blocks[block_index]
-        start = block_index * BLOCK_FRAMES
-        emissions = _emissions(log_probs[start : start + BLOCK_FRAMES], silent)
+        first, best = blocks[block_index]
+        start = block_index * TRACED_FRAMES
+        emissions = _emissions(log_probs[start : start + TRACED_FRAMES], silent)
         window = _Window(states, first)
-        steps = np.empty((len(emissions), len(scores)), np.int8)
+        moves = np.empty((len(emissions), len(best)), np.int8)
         for index, frame in enumerate(emissions):
-            scores, steps[index] = window.advance(scores, frame)
+            best, moves[index] = window.advance(best, frame)
         for index in range(len(emissions) - 1, -1, -1):
-            while steps[index, state - first] == SKIP:
+            while moves[index, state - first] == SKIP:
                 state = int(states.gaps[np.searchsorted(states.gaps, state) - 1])
             frame = emissions[index]
-            step = int(steps[index, state - first])
+            move = int(moves[index, state - first])
             column = states.columns[state]
             path[start + index] = state
             emitted[start + index] = frame[column]
-            if step == STAY:
+            if move == STAY:
                 emitted[start + index] = max(frame[column], frame[states.blank])
-            state -= step
+            state -= move
     return path, emitted

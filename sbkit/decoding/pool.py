@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MIN_FRAMES_FOR_POOL = 5000  # 200 s of audio: starting a process takes half a second
 MAX_HOTWORD_DECODERS = 8  # cached, because the clips of a request share their hotwords
-MAX_PROCESSES = 16  # each has its own language models and caches: 0.1 GB in the default run
+MAX_DECODING_PROCESSES = 16  # each has its own language models and caches: by default 0.1 GB
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -166,7 +166,7 @@ class ClipDecoder:
         )
 
 
-_decoder_of_process: ClipDecoder  # in each process of the pool
+_decoder_of_process: ClipDecoder  # one in each process of the pool
 
 
 class DecoderPool:
@@ -174,7 +174,7 @@ class DecoderPool:
 
     def __init__(self, decoder: ClipDecoder, *, processes: int) -> None:
         self.decoder = decoder
-        self._num_processes = min(processes, MAX_PROCESSES)
+        self._num_processes = min(processes, MAX_DECODING_PROCESSES)
         self._lock = threading.Lock()
         self._executor: ProcessPoolExecutor | None = None
         self._num_frames = 0

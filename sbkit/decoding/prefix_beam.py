@@ -72,7 +72,7 @@ def make_frames(log_probs: LogProbs, is_speech: Bools, settings: BeamSettings) -
     is_candidate = _find_candidates(log_probs, settings) & is_open[:, None]
     ends = np.cumsum(is_candidate.sum(1))[:-1]
     tokens = [ids.tolist() for ids in np.split(np.nonzero(is_candidate)[1], ends)]
-    values = [scores.tolist() for scores in np.split(log_probs[is_candidate], ends)]
+    values = [row.tolist() for row in np.split(log_probs[is_candidate], ends)]
     rows = zip(log_probs.tolist(), tokens, values, strict=False)  # without frames, split makes one
     return [Frame(row, list(zip(*pair, strict=True))) for row, *pair in rows]
 
@@ -86,10 +86,10 @@ def _find_candidates(log_probs: LogProbs, settings: BeamSettings) -> Bools:
     is_candidate |= log_probs == log_probs.max(1, keepdims=True)
     is_candidate &= log_probs > -inf
     if settings.max_candidates is not None and settings.max_candidates < log_probs.shape[1]:
-        scores = np.where(is_candidate, log_probs, -inf)
+        allowed = np.where(is_candidate, log_probs, -inf)
         count = settings.max_candidates
-        lowest = np.partition(scores, -count, axis=1)[:, -count]
-        is_candidate &= scores >= lowest[:, None]
+        lowest = np.partition(allowed, -count, axis=1)[:, -count]
+        is_candidate &= allowed >= lowest[:, None]
     return is_candidate
 
 
@@ -105,7 +105,7 @@ class PrefixScorer(Protocol):
     def start(self) -> Hashable:
         """Return the state of the empty sequence."""
 
-    def step(self, state: Any, token: int) -> tuple[float, Hashable]:
+    def advance(self, state: Any, token: int) -> tuple[float, Hashable]:
         """Return the score of a token after a state, and the state after it."""
 
     def end(self, state: Any) -> float:
@@ -355,7 +355,7 @@ class PrefixBeamSearch:
         total = 0.0
         next_states = list[Hashable]()
         for scorer, scorer_state in zip(self._scorers, state.scorer_states, strict=True):
-            score, next_state = scorer.step(scorer_state, token)
+            score, next_state = scorer.advance(scorer_state, token)
             total += score
             next_states.append(next_state)
         arc = state.arcs[token] = total, tuple(next_states)
@@ -410,12 +410,12 @@ class TokenScorer:
     def start(self) -> Hashable:
         return self._lm.start
 
-    def step(self, state: int, token: int) -> tuple[float, Hashable]:
-        log_prob, after = self._lm.score(state, self._ids[token])
+    def advance(self, state: int, token: int) -> tuple[float, Hashable]:
+        log_prob, after = self._lm.advance(state, self._ids[token])
         return self._lm_weight * log_prob + self._token_bonus, after
 
     def end(self, state: int) -> float:
-        return self._lm_weight * self._lm.score(state, END)[0]
+        return self._lm_weight * self._lm.advance(state, END)[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -465,7 +465,7 @@ def make_lexicon(lm: NgramModel, tokenizer: Tokenizer) -> LexiconNode:
     spell = tokenizer.letters if lm.table is None else lm.normalize
     spellings = ((spell(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
-        (letters, word, lm.score(NO_HISTORY, word)[0])
+        (letters, word, lm.advance(NO_HISTORY, word)[0])
         for letters, word in spellings
         if letters and SPACE not in letters
     ]
@@ -516,7 +516,7 @@ class WordScorer:
         self._lm_weight = lm_weight
         self._word_bonus = word_bonus
         self._unknown_word_score = unknown_word_score
-        value = lm.score(NO_HISTORY, UNKNOWN)[0]
+        value = lm.advance(NO_HISTORY, UNKNOWN)[0]
         spell = tokenizer.letters if lm.table is None else lm.normalize
         spellings = map(spell, added_words)
         entries = [(letters, UNKNOWN, value) for letters in spellings if letters]
@@ -525,7 +525,7 @@ class WordScorer:
     def start(self) -> Hashable:
         return self._lm.start, self._root
 
-    def step(self, state: WordState, token: int) -> tuple[float, Hashable]:
+    def advance(self, state: WordState, token: int) -> tuple[float, Hashable]:
         total = 0.0
         for letter in self._texts[token]:
             score, state = self._close(state) if letter == SPACE else self._spell(state, letter)
@@ -534,7 +534,7 @@ class WordScorer:
 
     def end(self, state: WordState) -> float:
         score, (history, _) = self._close(state)
-        return score + self._lm_weight * self._lm.score(history, END)[0]
+        return score + self._lm_weight * self._lm.advance(history, END)[0]
 
     def _spell(self, state: WordState, letter: str) -> tuple[float, WordState]:
         history, node = state
@@ -555,13 +555,13 @@ class WordScorer:
         elif node.word is None:
             score, (history, _) = self._leave(history, node)
         else:
-            log_prob, history = self._lm.score(history, node.word)
+            log_prob, history = self._lm.advance(history, node.word)
             score = self._lm_weight * log_prob + self._word_bonus - self._lookahead(node)
         return score, (history, self._root)
 
     def _leave(self, history: int, node: LexiconNode) -> tuple[float, WordState]:
         """Pay for an unknown word, and take back the look-ahead payment."""
-        log_prob, history = self._lm.score(history, UNKNOWN)
+        log_prob, history = self._lm.advance(history, UNKNOWN)
         price = self._lm_weight * log_prob + self._word_bonus + self._unknown_word_score
         return price - self._lookahead(node), (history, None)
 

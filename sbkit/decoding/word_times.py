@@ -10,7 +10,7 @@ A confidence is a logistic function of a word's features, fitted to a validation
 Without a fit there is none, because a raw posterior is not the probability that a word is right.
 
 Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank;
-W words of an utterance; step: samples from one frame to the next.
+W words of an utterance; frame_samples: from one frame to the next.
 """
 
 import math
@@ -30,7 +30,7 @@ from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 GREEDY, BEAM = "greedy", "beam"  # the decoders; each has its own confidence
-MAX_WEIGHT = 1e4
+MAX_CONFIDENCE_WEIGHT = 1e4
 LETTER_LOG_PROB = -3.0  # of each letter of an unknown word: about 1 of 20
 MIN_PROBABILITY = 1e-3  # keeps odds finite; confidences have 3 decimals
 
@@ -86,19 +86,19 @@ def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[
     return [(int(span[0]), int(span[-1]) + 1) for span in frames]
 
 
-def _best_path(scores: Float64s, can_skip: Bools) -> Counts:
+def _best_path(log_probs: Float64s, can_skip: Bools) -> Counts:
     """Return the best state of each frame: (U, S) -> (U,)."""
-    num_frames, num_states = scores.shape
+    num_frames, num_states = log_probs.shape
     best = np.full(num_states, -np.inf)
     best[0] = 0.0
-    steps = np.zeros((num_frames, num_states), np.int8)  # distance to the best previous state
+    moves = np.zeros((num_frames, num_states), np.int8)  # distance to the best previous state
     candidates = np.full((3, num_states), -np.inf)
     for frame in range(num_frames):
         candidates[0] = best
         candidates[1, 1:] = best[:-1]
         candidates[2, 2:] = np.where(can_skip[2:], best[:-2], -np.inf)
-        steps[frame] = candidates.argmax(0)
-        best = candidates.max(0) + scores[frame]
+        moves[frame] = candidates.argmax(0)
+        best = candidates.max(0) + log_probs[frame]
     state = num_states - 1 if best[-1] >= best[-2] else num_states - 2
     if num_frames == 0 or best[state] == -np.inf:
         raise DataError(
@@ -108,7 +108,7 @@ def _best_path(scores: Float64s, can_skip: Bools) -> Counts:
     path = np.empty(num_frames, np.int64)
     for frame in range(num_frames - 1, -1, -1):
         path[frame] = state
-        state -= int(steps[frame, state])
+        state -= int(moves[frame, state])
     return path
 
 
@@ -146,12 +146,12 @@ class WordOffsets:
     end: float = 3.05
 
     def to_samples(
-        self, words: Sequence[TimedWord], *, samples: int, step: int
+        self, words: Sequence[TimedWord], *, samples: int, frame_samples: int
     ) -> list[tuple[int, int]]:
         """Return the first sample of each word, and the sample after its last, without overlap."""
         first = np.array([word.first for word in words], np.float64)
         end = np.array([word.end for word in words], np.float64)
-        bounds = np.rint(step * self.extend(first, end)).clip(0, samples)
+        bounds = np.rint(frame_samples * self.extend(first, end)).clip(0, samples)
         spans = np.maximum.accumulate(bounds.ravel()).reshape(-1, 2)
         return [(int(start), int(end)) for start, end in spans]
 
@@ -172,7 +172,7 @@ def log_odds(probability: float) -> float:
 
 
 class WordFeatures(NamedTuple):
-    """What tells right words from wrong ones.
+    """Features that tell right words from wrong ones.
 
     posterior: the log odds of the word's least probable token, taking each at its best frame.
     length: ln of its number of letters.
@@ -193,7 +193,7 @@ def word_features(words: Sequence[TimedWord], lm: NgramModel | None) -> list[Wor
         log_prob = 0.0
         if lm is not None:
             word_id = lm.id_of(word.text)
-            log_prob, state = lm.score(state, word_id)
+            log_prob, state = lm.advance(state, word_id)
             if word_id == UNKNOWN:
                 log_prob += LETTER_LOG_PROB * len(word.text)
         features.append(WordFeatures(log_odds(word.posterior), math.log(len(word.text)), log_prob))
@@ -210,8 +210,8 @@ class Confidence:
     lm: float
 
     def __post_init__(self) -> None:
-        if not all(abs(weight) <= MAX_WEIGHT for weight in astuple(self)):
-            raise ValueError(f"a confidence has a weight beyond {MAX_WEIGHT:g}")
+        if not all(abs(weight) <= MAX_CONFIDENCE_WEIGHT for weight in astuple(self)):
+            raise ValueError(f"a confidence has a weight beyond {MAX_CONFIDENCE_WEIGHT:g}")
 
     def __call__(self, features: WordFeatures) -> float:
         """Return the probability that a word is right, 0.001 to 0.999."""
@@ -249,7 +249,9 @@ class WordAligner:
             words have none.
         """
         timed_words = self.find_frames(log_probs, tokens, is_decoded=is_decoded)
-        spans = self.offsets.to_samples(timed_words, samples=samples, step=self.samples_per_frame)
+        spans = self.offsets.to_samples(
+            timed_words, samples=samples, frame_samples=self.samples_per_frame
+        )
         words = tuple(
             Word(word.text, *(samples_to_seconds(sample, self.sample_rate) for sample in span))
             for word, span in zip(timed_words, spans, strict=True)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sbkit.base.errors import DataError
 from sbkit.base.messages import align_columns, short_value
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
-from sbkit.evaluate.run_results import SETTINGS, read_results
+from sbkit.evaluate.run_results import SETTINGS_FIELD, read_results
 from sbkit.evaluate.wer import (
     ERROR_RATES,
     ErrorCounts,
@@ -95,7 +95,7 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
             row |= {fact: results.get(fact) for fact in COSTS}
     settings = {
         letter: {
-            **results.get(SETTINGS, {}),
+            **results.get(SETTINGS_FIELD, {}),
             "decoder": results["test"].get(common[0], {}).get("decoder"),
         }
         for letter, results in zip(_letters(len(runs)), results_of_runs, strict=True)

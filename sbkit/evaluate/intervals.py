@@ -25,7 +25,7 @@ CountsByRate = Mapping[str, Sequence[ErrorCounts]]  # of each utterance, by the 
 
 
 class Grouping(NamedTuple):
-    """What the bootstrap draws; unit: as in `Interval`; groups: the group of each utterance."""
+    """The units that the bootstrap draws, as in `Interval`; groups: that of each utterance."""
 
     unit: str
     groups: tuple[str, ...]
@@ -130,11 +130,11 @@ def rate_intervals(
 
 
 def _resamples(num_units: int, draws: int, seed: int) -> Iterator[Float64s]:
-    """Yield how often draws contain the units: blocks of (D, num_units)."""
+    """Yield the counts of the units in each draw, in blocks of (D, num_units)."""
     random = np.random.default_rng(seed)
-    step = max(1, UNITS_AT_ONCE // num_units)
-    for first in range(0, draws, step):
-        rows = np.arange(min(step, draws - first))[:, None]
+    draws_at_once = max(1, UNITS_AT_ONCE // num_units)
+    for first in range(0, draws, draws_at_once):
+        rows = np.arange(min(draws_at_once, draws - first))[:, None]
         drawn = random.integers(num_units, size=(len(rows), num_units))
         counts = np.bincount((rows * num_units + drawn).ravel(), minlength=drawn.size)
         yield counts.reshape(drawn.shape).astype(np.float64)

@@ -21,7 +21,7 @@ from sbkit.logs.metric import Metrics
 
 REPORT = "report.html"
 MAX_CLIPS = 200
-MAX_CLIP_SECONDS = 30.0
+MAX_HEARD_SECONDS = 30.0
 # The rows of utterances, with clips and without; a page then has at most 6 MB.
 MAX_BYTES, MAX_ROW_BYTES = 5_600_000, 700_000
 MAX_FREQUENT_ERRORS = 20  # of each kind

@@ -1,4 +1,4 @@
-"""What runs and folders of scores record about themselves, such as ``summary.json``."""
+"""The records of runs and folders of scores about themselves, such as ``summary.json``."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ SUMMARY = "summary.json"  # of a run, and of `sbkit score --out`
 BUNDLE_CONFIG = "bundle/config.json"  # of a run
 BEFORE_TRAINING = "before_training.json"  # of a run: the scores of what it starts from
 DATA_REPORT = "data_report.json"
-SETTINGS = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
+SETTINGS_FIELD = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
 PROVENANCE = "provenance"  # in SUMMARY: the weights and the decoder that were measured
 
 

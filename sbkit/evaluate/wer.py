@@ -14,7 +14,7 @@ from sbkit.text.recognized_word import Word
 
 FigureDict = dict[str, Any]  # rates, counts and intervals by name, for JSON
 BLANK_FRAMES, TOKENS_WRITTEN = "blank_frames", "tokens_written"  # metrics of a validation
-SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
+SHOWN_SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> Uni
     """Pair each word, or character, with its counterpart, "" if there is none."""
     expected, actual = reference.split(), hypothesis.split()
     if not by_words:
-        expected, actual = list(SPACE.join(expected)), list(SPACE.join(actual))
+        expected, actual = list(SHOWN_SPACE.join(expected)), list(SHOWN_SPACE.join(actual))
     pairs: UnitPairs = []
     for block in Levenshtein.opcodes(expected, actual):
         expected_block = expected[block.src_start : block.src_end]

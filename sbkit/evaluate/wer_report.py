@@ -207,7 +207,7 @@ def rates_and_counts(errors: TextErrors, *, by_words: bool = True) -> FigureDict
 
 
 def slice_figures(results: Sequence[ScoredUtterance]) -> FigureDict:
-    """Return the rates of a part of a test set with their lengths and 95 % intervals."""
+    """Return the rates of a slice of a test set with their lengths and 95 % intervals."""
     by_words = all_have_word_boundaries(results)
     counts = total_errors(results).counts_by_rate(by_words=by_words)
     figures: FigureDict = {rate: counts[rate].rate for rate in counts}

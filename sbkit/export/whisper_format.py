@@ -38,7 +38,7 @@ from sbkit.models.pretrained.folder import (
 )
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.text.decoder_tokenizer import END, DecoderTokenizer
+from sbkit.text.decoder_tokenizer import END_OF_TEXT, DecoderTokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 EARLIER_TEXT = "<|startofprev|>"  # begins the text of what was said before
@@ -84,7 +84,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     tokenizer_config = {
         "tokenizer_class": "WhisperTokenizer",
         "processor_class": "WhisperProcessor",
-        **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END),
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END_OF_TEXT),
         "clean_up_tokenization_spaces": False,
     }
     text = to_json(tokenizer_config, indent=1) + "\n"

@@ -22,7 +22,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.lm.ngram import BEGIN, END, MAX_ORDER, SPECIAL, Grams, NgramModel
 
 FALLBACK_DISCOUNTS = (0.0, 0.5, 1.0, 1.5)  # of lmplz's --discount_fallback
-MIN_WEIGHT = float(np.finfo(np.float32).tiny)  # replaces zero, which has no logarithm
+MIN_LM_PROBABILITY = float(np.finfo(np.float32).tiny)  # replaces zero, which has no logarithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,4 +176,4 @@ def smooth(
 
 
 def _log(values: Float64s) -> Float32s:
-    return np.log(np.clip(values, MIN_WEIGHT, 1.0)).astype(np.float32)
+    return np.log(np.clip(values, MIN_LM_PROBABILITY, 1.0)).astype(np.float32)

@@ -20,11 +20,11 @@ from sbkit.base.arrays import Array
 from sbkit.base.errors import BundleError
 from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
-from sbkit.text.normalization import Orthography, normalize, table_from_stored, table_to_store
+from sbkit.text.normalization import TextTable, normalize, table_from_stored, table_to_store
 from sbkit.text.tokenizer import Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
-MAX_FILE_BYTES = 1 << 33
+MAX_MODELS_BYTES = 1 << 33
 FIELDS = ("keys", "log_probs", "backoffs")
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SEEN_HASHES = "seen"  # the array of `hash_sentences`
@@ -42,7 +42,7 @@ class LanguageModels:
     tokens: NgramModel | None
     seen: Array | None = None
 
-    def count_seen(self, texts: Iterable[str], table: Orthography) -> dict[str, Any]:
+    def count_seen(self, texts: Iterable[str], table: TextTable) -> dict[str, Any]:
         """Count the normalized texts of a test set that the models were trained on, as SEEN."""
         if self.seen is None:
             return {}
@@ -50,7 +50,7 @@ class LanguageModels:
         return {SEEN: {"seen": int(np.isin(hashes, self.seen).sum()), "of": len(hashes)}}
 
 
-def plain_text(text: str, table: Orthography | None) -> str:
+def plain_text(text: str, table: TextTable | None) -> str:
     """Return a text that is normalized by a table, without case and punctuation."""
     return text if table is None or table.is_plain else normalize(text, "", table.plain)
 
@@ -106,7 +106,7 @@ def load(
     """Read models, metadata and the hashes of sentences, from ``content`` if known."""
     if content is None:
         subject = "A file of language models"
-        content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=subject)
+        content = read_regular(file, max_bytes=MAX_MODELS_BYTES, subject=subject)
     try:
         arrays = safetensors.numpy.load(content)
         length = int.from_bytes(content[:8], "little")  # of the header

@@ -1,4 +1,4 @@
-"""A back-off n-gram model in sorted arrays, which scores text word by word.
+"""A back-off n-gram model in sorted arrays, which gives log-probabilities word by word.
 
 Legend: V words, N n-grams of one order. An n-gram of order n is a row of that order's arrays; its
 key is (row of its first n - 1 words in order n - 1) * V + (id of its last word). Thus n-grams with
@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from sbkit.base.arrays import Float32s, Int64s
-from sbkit.text.normalization import Orthography, normalize
+from sbkit.text.normalization import TextTable, normalize
 
 NO_HISTORY = 0  # a state
 
@@ -47,19 +47,19 @@ class NgramModel:
 
     words: by id, `<unk>`, `<s>`, `</s>`, then the others in the order of their code points;
     grams: by order. The unigrams are all V words, so the row of a unigram is its id.
-    table: the text table that words pass before they are looked up, if the texts to score keep case
+    table: the text table that words pass before they are looked up, if the texts keep case
         or punctuation and the words of the model do not; None if words are looked up as written.
 
     >>> from sbkit.lm.kneser_ney import train
     >>> model = train([["call", "me"], ["call", "the", "office"]], order=2).model
-    >>> log_prob, state = model.score(model.start, model.id_of("call"))
+    >>> log_prob, state = model.advance(model.start, model.id_of("call"))
     >>> round(log_prob, 2)
     -0.54
     """
 
     words: tuple[str, ...]
     grams: tuple[Grams, ...]
-    table: Orthography | None = None
+    table: TextTable | None = None
 
     def __reduce__(self) -> tuple[type["NgramModel"], tuple[object, ...]]:
         """Pickle the model without its cached tables, for processes that decode."""
@@ -72,7 +72,7 @@ class NgramModel:
     @cached_property
     def start(self) -> int:
         """The state after `<s>`."""
-        return self.score(NO_HISTORY, BEGIN)[1]
+        return self.advance(NO_HISTORY, BEGIN)[1]
 
     def __contains__(self, word: object) -> bool:
         return isinstance(word, str) and self.normalize(word) in self._ids
@@ -85,7 +85,7 @@ class NgramModel:
         """Write a text as the model knows its words."""
         return text if self.table is None else normalize(text, "", self.table)
 
-    def score(self, state: int, word: int) -> tuple[float, int]:
+    def advance(self, state: int, word: int) -> tuple[float, int]:
         """Return the natural log-probability of a word after a state, and the state after it."""
         words, shorter, states, begins, log_probs, backoffs = self._columns
         total = 0.0

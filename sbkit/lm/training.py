@@ -30,7 +30,7 @@ from sbkit.lm.language_models import (
     save,
 )
 from sbkit.lm.ngram import SPECIAL, NgramModel
-from sbkit.text.normalization import Orthography, is_mark
+from sbkit.text.normalization import TextTable, is_mark
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentences
 
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
@@ -38,14 +38,14 @@ MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA 
 MAX_MARKED_SHARE = 0.02
 # Bytes of text that a model learns from, of more text in drawn sentences: counting 3-grams of words
 # takes 22 times as much memory, 6-grams of characters 60 times.
-MAX_TEXT_BYTES = {WORDS: 75_000_000, TOKENS: 30_000_000}
+MAX_LM_TEXT_BYTES = {WORDS: 75_000_000, TOKENS: 30_000_000}
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LmText:
-    """What language models are made of.
+    """The text, or the ARPA file, that language models are made of.
 
     files: the texts of `lm_text`; without any, transcripts are the text.
     arpa: a file that replaces one model: the model of tokens if one of its words has a `▁`, else
@@ -82,10 +82,10 @@ class LmTextEncoder:
     """
 
     tokenizer: Tokenizer
-    table: Orthography | None = None
+    table: TextTable | None = None
 
     @cached_property
-    def word_table(self) -> Orthography | None:
+    def word_table(self) -> TextTable | None:
         """The table that words pass before they are looked up, as in `NgramModel`."""
         if self.table is None or self.table.is_plain:
             return None
@@ -133,7 +133,7 @@ def ensure_language_models(
             else:
                 yield sentence
 
-    sentences, num_sentences = draw_sentences(learned_sentences(), max(MAX_TEXT_BYTES.values()))
+    sentences, num_sentences = draw_sentences(learned_sentences(), max(MAX_LM_TEXT_BYTES.values()))
     if text.held_out:
         count = plural(num_left_out, "sentence")
         left_out = f"{count} left out, because {' or '.join(text.held_out)} has the same"
@@ -144,7 +144,7 @@ def ensure_language_models(
     spelling_notes = _check_spelling(words, text_encoder.tokenizer)
     for name, order in orders.items():
         if order and name not in models:
-            drawn, _ = draw_sentences(sentences, MAX_TEXT_BYTES[name])
+            drawn, _ = draw_sentences(sentences, MAX_LM_TEXT_BYTES[name])
             of_all = f"{len(drawn):,} of {num_sentences:,} sentences"
             logger.info(f"language model of {name}: training on {of_all}")
             split = text_encoder.words if name == WORDS else text_encoder.tokens

@@ -1,7 +1,7 @@
 """The CNN before the encoder: it turns features into a quarter or an eighth as many frames.
 
-Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms or ceil(T / 8) of 80 ms, M
-mel bins, C channels, D model width, N convolutions.
+Legend: B utterances, T features of 10 ms, U = ceil(T / 4) frames of 40 ms or ceil(T / 8) of 80 ms,
+M mel bins, C channels, D model width, N convolutions.
 """
 
 from collections.abc import Mapping

@@ -29,7 +29,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import as_single_process, gather_over_ranks, rank, rank0_then_others
-from sbkit.evaluate.run_results import BEFORE_TRAINING, SETTINGS, read_json
+from sbkit.evaluate.run_results import BEFORE_TRAINING, SETTINGS_FIELD, read_json
 from sbkit.evaluate.wer import FigureDict
 from sbkit.export.export import add_formats, collect_files, write_bundle
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
@@ -228,7 +228,7 @@ def report(
     test_report.write(
         notes=[*describe_start(before), note],
         model=str(folder),
-        **{SETTINGS: read_description(folder).values},
+        **{SETTINGS_FIELD: read_description(folder).values},
         provenance=None if bundle is None else provenance_of(bundle),
         parameters=parameters,
         train_seconds=round(training.wall_seconds, 1),

@@ -17,7 +17,7 @@ from sbkit.bundle.task import Labels, Task
 from sbkit.data.data_report import encode_clips
 from sbkit.distributed.ranks import gather_on_rank0
 from sbkit.evaluate.intervals import interval_figures
-from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
+from sbkit.evaluate.report import MAX_HEARD_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.evaluate.slices import LENGTH, length_group, measure_slices, write_slices
 from sbkit.evaluate.wer import ErrorCounts, FigureDict
@@ -193,6 +193,6 @@ class ScoreReport:
                 self._sets[name].rows,
                 watched_ids(),
                 sample_rate=self._rate,
-                max_seconds=MAX_CLIP_SECONDS,
+                max_seconds=MAX_HEARD_SECONDS,
                 max_characters=max_characters,
             )

@@ -17,7 +17,7 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import require_trusted
 from sbkit.config.hparams import read_spec
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
+from sbkit.data.common_voice import SPS_TABLE, read_spontaneous
 from sbkit.data.corpus import Corpus, Row, SettingValues
 from sbkit.data.prepared import prepare
 from sbkit.data.read_manifests import choose_files, find_files, read_files
@@ -121,7 +121,7 @@ def prepare_user_set(
     if not path.exists():
         raise DataError(f"{path} does not exist.", file=str(path))
     rows: Sequence[Row]
-    if path.match(TABLE_NAME.format("*")):
+    if path.match(SPS_TABLE.format("*")):
         rows = [read_spontaneous(path, None, columns)]
     else:
         rows = read_files([(file, columns) for file in choose_files(find_files(str(path)))])

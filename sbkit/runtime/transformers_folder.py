@@ -43,7 +43,7 @@ from sbkit.models.pretrained.folder import (
 )
 from sbkit.runtime.torch_model import TorchModel
 from sbkit.text.languages import parse_language, primary_language, whisper_language
-from sbkit.text.normalization import orthography, table_to_store
+from sbkit.text.normalization import language_table, table_to_store
 from sbkit.text.verbalize import languages_with_numbers
 
 TASK = "sbkit.tasks.asr.task.TextOnlyAsrTask"
@@ -65,7 +65,7 @@ def read_transformers(folder: Path, language: str) -> BundleContents:
         model=(),
         parts={},
         language=language,
-        normalizer=replace(orthography(language), numbers=numbers),
+        normalizer=replace(language_table(language), numbers=numbers),
     )
     digests = {"weights": hash_weights(folder), "language_models": None}
     return BundleContents(config, load_task(TASK), digests=digests)

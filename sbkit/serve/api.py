@@ -44,7 +44,7 @@ from sbkit.text.recognized_word import Word
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
 FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
-POLL_SECONDS = 0.5  # from one look for a lost client to the next
+CLIENT_POLL_SECONDS = 0.5  # between two checks for a lost client
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
 OPENAI_MODELS: Mapping[type, Sequence[str]] = {
@@ -229,7 +229,7 @@ def parse_fields(fields_class: type[ParsedFields], fields: Json) -> ParsedFields
 
 
 class TranscriptionOptions(Fields):
-    """What a file or a session is transcribed with."""
+    """The options with which a file or a session is transcribed."""
 
     without_effect: ClassVar[Sequence[str]] = ("delay",)
     model: str = ""
@@ -255,7 +255,7 @@ class TranscriptionFields(TranscriptionOptions):
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     timestamp_granularities: list[Literal["word", "segment"]] = []  # of verbose_json
     stream: bool = False  # whether to send the text as events
-    # Of the file; None: all are mixed. An own field, as is that of each word and segment.
+    # Of the file; None: all are downmixed. An own field, as is that of each word and segment.
     channel: int | Literal["each"] | None = None
 
     @field_validator("channel", mode="before")
@@ -424,7 +424,7 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
     """Wait for a result as long as the client does; raises ClientDisconnect."""
     work = asyncio.ensure_future(result)
     try:
-        while not (await asyncio.wait((work,), timeout=POLL_SECONDS))[0]:
+        while not (await asyncio.wait((work,), timeout=CLIENT_POLL_SECONDS))[0]:
             if await request.is_disconnected():
                 raise ClientDisconnect
         return work.result()

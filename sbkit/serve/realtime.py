@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from uuid import uuid4
 
-import numpy as np
 import soundfile
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sbkit.audio.decode import Signal
-from sbkit.audio.io import END, Resampler, Samples, to_int16
+from sbkit.audio.io import NO_SIGNAL, Resampler, Samples, to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.serve.api import (
@@ -46,7 +45,7 @@ from sbkit.serve.middleware import (
 )
 from sbkit.serve.recognition import RecognitionService
 from sbkit.tasks.asr.session import Endpoint, Event, Final, Partial
-from sbkit.tasks.vad.turns import SpeechTurns
+from sbkit.tasks.vad.turns import NO_SAMPLES, SpeechTurns
 from sbkit.text.normalization import join_segments
 
 BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message
@@ -56,7 +55,6 @@ SUBPROTOCOL = "realtime"  # one of those that browsers offer
 BASE64_VARIANTS = str.maketrans("-_", "+/", " \t\r\n=")
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
 GOING_AWAY, FAILED = 1001, 1011  # WebSocket close codes
-NO_SAMPLES = np.zeros(0, np.int16)
 
 
 @dataclass
@@ -272,7 +270,7 @@ class RealtimeSession:
         if round(self._now - self._item.begin, 6) < MIN_TURN_SECONDS:
             message = f"The turn has less than {MIN_TURN_SECONDS:g} s of audio. Append more."
             raise ApiError(400, message, code="input_audio_buffer_commit_empty")
-        samples = to_int16(self._resampler.push(END, is_last=True))
+        samples = to_int16(self._resampler.push(NO_SIGNAL, is_last=True))
         await self._finish(self._now, samples)
         self._begin_stream()
 

@@ -39,7 +39,7 @@ from sbkit.tasks.asr.session import (
 from sbkit.tasks.asr.transcript import Transcript
 from sbkit.tasks.vad.predict import VoiceDetector
 
-READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead
+REQUEST_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
 
 
@@ -93,7 +93,7 @@ class RecognitionService:
         )
         self._sessions = Batcher[Session, Sequence[Event]](advance_batch)
         self._transcriber = Transcriber(
-            bundle=self.bundle, read_ahead_seconds=READ_AHEAD_SECONDS, encode=self._encode
+            bundle=self.bundle, read_ahead_seconds=REQUEST_AHEAD_SECONDS, encode=self._encode
         )
         self.streaming: StreamingRecognizer | None = None
         with suppress(SbkitError):  # the model cannot run in chunks

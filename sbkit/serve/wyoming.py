@@ -23,7 +23,7 @@ from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info, TtsP
 from wyoming.tts import Synthesize, SynthesizeVoice
 
 from sbkit.audio.encode import FILE_RATE
-from sbkit.audio.io import END, FULL_SCALE, Resampler, Samples, to_int16
+from sbkit.audio.io import FULL_SCALE, NO_SIGNAL, Resampler, Samples, to_int16
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import Fields, SpeechFields, TranscriptionOptions, parse_fields
@@ -151,7 +151,7 @@ class Connection:
 
     async def _end_clip(self, item: Item) -> None:
         if self._resampler is not None:
-            last_samples = to_int16(self._resampler.push(END, is_last=True))
+            last_samples = to_int16(self._resampler.push(NO_SIGNAL, is_last=True))
             await self._advance(last_samples, is_last=True)
         await self._send(Transcript(text=item.text(), language=self._recognizer.language))
         if item.is_announced:
@@ -189,11 +189,11 @@ class Connection:
             async with aclosing(speech):
                 await anext(speech)  # its notes, for which the protocol has no place
                 await self._send(AudioStart(**SPEECH_FORMAT))
-                async for part in speech:
-                    if isinstance(part, bytes):
-                        await self._send(AudioChunk(audio=part, **SPEECH_FORMAT))
+                async for chunk in speech:
+                    if isinstance(chunk, bytes):
+                        await self._send(AudioChunk(audio=chunk, **SPEECH_FORMAT))
             await self._send(AudioStop())
-        logger.info("wyoming speech, %.1f s of audio", part)  # the last part is its seconds
+        logger.info("wyoming speech, %.1f s of audio", chunk)  # the last item is its seconds
 
 
 def parse(event_class: type[Request], event: Event) -> Request:

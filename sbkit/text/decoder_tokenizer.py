@@ -14,8 +14,8 @@ from sbkit.base.files import read_regular
 from sbkit.base.imports import require_package
 
 DECODER_TOKENIZER_FILE = "decoder_tokenizer.json"  # in a run folder or a bundle
-END = "<|endoftext|>"
-MAX_FILE_BYTES = 1 << 25  # Whisper's has 2.5 MB
+END_OF_TEXT = "<|endoftext|>"
+MAX_TOKENIZER_BYTES = 1 << 25  # Whisper's has 2.5 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class DecoderTokenizer:
         self.file = Path(file)
         if content is None:
             content = read_regular(
-                self.file, max_bytes=MAX_FILE_BYTES, subject="A tokenizer", follow_links=True
+                self.file, max_bytes=MAX_TOKENIZER_BYTES, subject="A tokenizer", follow_links=True
             )
         self.content = content
         tokenizers: Any = require_package("tokenizers", extra="export")
@@ -70,9 +70,10 @@ class DecoderTokenizer:
     @property
     def end(self) -> int:
         """The token that ends a text, which also pads texts."""
-        token = self.token_id(END)
+        token = self.token_id(END_OF_TEXT)
         if token is None:
-            raise BundleError(f"{self.file} has no token {END}. Use the tokenizer of a Whisper.")
+            fault = f"{self.file} has no token {END_OF_TEXT}. Use the tokenizer of a Whisper."
+            raise BundleError(fault)
         return token
 
     def token_id(self, name: str) -> int | None:

@@ -54,7 +54,7 @@ SEVERAL_LANGUAGES = "mul"  # in ISO 639
 WHISPER_CODES = {"jv": "jw", "nb": "no"}  # where Whisper's code of a language is another one
 
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
-_TAG = re.compile(
+_LANGUAGE_TAG = re.compile(
     r"[a-z]{2,3}([-_][a-z]{4})?([-_]([a-z]{2}|\d{3}))?([-_][a-z0-9]{5,8})*", re.IGNORECASE
 )
 
@@ -66,7 +66,7 @@ def parse_language(value: object) -> str:
     Any three-letter code passes if its language has none of two letters: ISO 639-3 has 7,800.
     """
     code = primary_language(str(value))
-    if not _TAG.fullmatch(str(value)) or (len(code) == 2 and code not in TWO_LETTER_CODES):
+    if not _LANGUAGE_TAG.fullmatch(str(value)) or (len(code) == 2 and code not in TWO_LETTER_CODES):
         raise ConfigError(
             f"`language` must be the tag of a known language, such as sv-SE, but is {value!r}. "
             "Write its ISO 639 code."

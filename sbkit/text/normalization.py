@@ -28,7 +28,7 @@ _HEBREW_QUOTES = {_GERESH: "'", _GERSHAYIM: '"', "\N{RIGHT DOUBLE QUOTATION MARK
 
 
 @dataclass(frozen=True)
-class Orthography:
+class TextTable:
     """The spelling rules of a language."""
 
     letters: str = ""  # lower-case letters of the language; "" allows the letters of every script
@@ -49,7 +49,7 @@ class Orthography:
         return not (self.keep_case or self.punctuation)
 
     @property
-    def plain(self) -> "Orthography":
+    def plain(self) -> "TextTable":
         """The table that keeps neither capitals nor punctuation."""
         return replace(self, keep_case=False, punctuation="")
 
@@ -73,33 +73,33 @@ _EDGE_LETTERS = {
     "ami bnn ckv dru pwn pyu sxr szy tao tay trv tsu xnb xsy": (_LATIN, _LATIN),  # of Taiwan
 }
 
-ORTHOGRAPHIES: Mapping[str, Orthography] = {
-    "en": Orthography(_LATIN, "'", {"&": " and ", "%": " percent "}),
-    "es": Orthography(_LATIN + "áéíñóúü", "", {"&": " y ", "%": " por ciento "}),
-    "fr": Orthography(_LATIN + "àâæçèéêëîïôùûüÿœ", "'", {"&": " et ", "%": " pour cent "}),
-    "it": Orthography(_LATIN + "àèéìíîòóùú", "'", {"&": " e ", "%": " per cento "}),
+TEXT_TABLES: Mapping[str, TextTable] = {
+    "en": TextTable(_LATIN, "'", {"&": " and ", "%": " percent "}),
+    "es": TextTable(_LATIN + "áéíñóúü", "", {"&": " y ", "%": " por ciento "}),
+    "fr": TextTable(_LATIN + "àâæçèéêëîïôùûüÿœ", "'", {"&": " et ", "%": " pour cent "}),
+    "it": TextTable(_LATIN + "àèéìíîòóùú", "'", {"&": " e ", "%": " per cento "}),
     # "ё" loses its dots, because they are optional: "решётка" may be written "решетка".
-    "ru": Orthography("абвгдежзийклмнопрстуфхцчшщъыьэюя", "", {"&": " и ", "%": " процентов "}),
-    "de": Orthography(_LATIN + "äöüß", "'", {"&": " und ", "%": " prozent "}),
-    "pt": Orthography(_LATIN + "àáâãçéêíóôõúü", "'", {"&": " e ", "%": " por cento "}),
-    "nl": Orthography(_LATIN + "áèéêëíïóöúü", "'", {"&": " en ", "%": " procent "}),
-    "pl": Orthography(_LATIN + "ąćęłńóśźż", "'", {"&": " i ", "%": " procent "}),
-    "ca": Orthography(
+    "ru": TextTable("абвгдежзийклмнопрстуфхцчшщъыьэюя", "", {"&": " и ", "%": " процентов "}),
+    "de": TextTable(_LATIN + "äöüß", "'", {"&": " und ", "%": " prozent "}),
+    "pt": TextTable(_LATIN + "àáâãçéêíóôõúü", "'", {"&": " e ", "%": " por cento "}),
+    "nl": TextTable(_LATIN + "áèéêëíïóöúü", "'", {"&": " en ", "%": " procent "}),
+    "pl": TextTable(_LATIN + "ąćęłńóśźż", "'", {"&": " i ", "%": " procent "}),
+    "ca": TextTable(
         _LATIN + "àçèéíïòóúü", "'·", {"ŀ": "l·", "Ŀ": "l·", "&": " i ", "%": " per cent "}
     ),
-    **dict.fromkeys(_DOTLESS_I_LANGUAGES.split(), Orthography(rewrite={"I": _DOTLESS_I})),
+    **dict.fromkeys(_DOTLESS_I_LANGUAGES.split(), TextTable(rewrite={"I": _DOTLESS_I})),
     # Marks of stress, question and exclamation stand on a vowel within the word: "ինչո՞ւ".
-    **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
+    **dict.fromkeys(("hy", "hyw"), TextTable(rewrite={"՛": "", "՜": "", "՞": ""})),
     # Geresh and gershayim, or the quotes typed for them, are part of words; geresh also ends them.
-    **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES, ends="גזצץ")),
+    **dict.fromkeys(("he", "yi"), TextTable("", "'\"", _HEBREW_QUOTES, ends="גזצץ")),
     **{
-        language: Orthography(rewrite={_TURNED_COMMA: _MODIFIER}, starts=starts, ends=ends)
+        language: TextTable(rewrite={_TURNED_COMMA: _MODIFIER}, starts=starts, ends=ends)
         for languages, (starts, ends) in _EDGE_LETTERS.items()
         for language in languages.split()
     },
 }
-ANY_LANGUAGE = Orthography()
-UNSPACED = Orthography(spaces=False)
+ANY_LANGUAGE = TextTable()
+UNSPACED = TextTable(spaces=False)
 
 APOSTROPHES = (
     "'`\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}"
@@ -152,15 +152,15 @@ _JOINERS = regex.compile(
 )
 
 
-def orthography(language: str) -> Orthography:
+def language_table(language: str) -> TextTable:
     """Return the table of a tag's language, or a general one."""
     general = ANY_LANGUAGE if separates_words(language) else UNSPACED
     with_script = "-".join(re.split("[-_]", language.strip().lower())[:2])
-    return ORTHOGRAPHIES.get(with_script) or ORTHOGRAPHIES.get(primary_language(language), general)
+    return TEXT_TABLES.get(with_script) or TEXT_TABLES.get(primary_language(language), general)
 
 
 @concerning("text")
-def text_table(language: str, settings: object = None) -> Orthography:
+def text_table(language: str, settings: object = None) -> TextTable:
     """Return the table of a language with the case and punctuation that the key `text` keeps."""
     settings = {} if settings is None else settings
     if not isinstance(settings, Mapping) or {*settings} - {"punctuation", *TEXT_CHOICES}:
@@ -178,7 +178,7 @@ def text_table(language: str, settings: object = None) -> Orthography:
             f"is {marks!r}."
         )
     return replace(
-        orthography(language),
+        language_table(language),
         keep_case=choices["case"] == "keep",
         punctuation="".join(marks),
         numbers=primary_language(language) if choices["numbers"] == "spell" else "",
@@ -190,16 +190,16 @@ def is_mark(char: str) -> bool:
     return unicodedata.category(char).startswith("P") and char not in _WORD_MARKS
 
 
-def table_to_store(table: Orthography) -> dict[str, object]:
+def table_to_store(table: TextTable) -> dict[str, object]:
     """Return the version and a table as plain data, for checkpoints and bundles."""
     return {"version": CODE_VERSIONS["text"].number, **asdict(table)}
 
 
-def table_from_stored(stored: Any) -> Orthography:
+def table_from_stored(stored: Any) -> TextTable:
     """Return a stored table; other data raise ValueError, TypeError or KeyError."""
     if type(stored["version"]) is not int:
         raise ValueError("its version has the wrong type")
-    table = from_plain(Orthography, {name: stored[name] for name in stored if name != "version"})
+    table = from_plain(TextTable, {name: stored[name] for name in stored if name != "version"})
     if not all(map(is_mark, table.punctuation)):
         raise ValueError("`punctuation` must be marks of punctuation")
     # A malicious table could turn a word into gigabytes: a to bbb..., b to ccc..., and so on.
@@ -220,10 +220,10 @@ def separates_words(language: str) -> bool:
     return primary_language(language) not in _UNSPACED
 
 
-def describe_normalizer(language: str, table: Orthography) -> str:
+def describe_normalizer(language: str, table: TextTable) -> str:
     """Describe the text table of a language in one line."""
     code = primary_language(language)
-    is_own = orthography(language) not in (ANY_LANGUAGE, UNSPACED)
+    is_own = language_table(language) not in (ANY_LANGUAGE, UNSPACED)
     name = code if is_own else "all other languages"
     case = "upper and lower case" if table.keep_case else "lower case"
     line = f"text table of {name}: {case}, the letters {table.letters or 'of every script'}"
@@ -244,7 +244,7 @@ def is_spoken_symbol(char: str) -> bool:
 def languages_with(letters: Mapping[str, int]) -> list[str]:
     """Return the languages whose tables keep nine tenths of counted letters, the best one first."""
     matches: list[tuple[int, int, str]] = []
-    for language, table in ORTHOGRAPHIES.items():
+    for language, table in TEXT_TABLES.items():
         num_kept = sum(n for letter, n in letters.items() if letter.lower() in table.letters)
         if num_kept > 0 and num_kept >= 0.9 * sum(letters.values()):
             matches.append((-num_kept, len(table.letters), language))
@@ -252,7 +252,7 @@ def languages_with(letters: Mapping[str, int]) -> list[str]:
     return [language for _, _, language in matches]
 
 
-def normalize(text: str, language: str, table: Orthography | None = None) -> str:
+def normalize(text: str, language: str, table: TextTable | None = None) -> str:
     """Write a transcript in lower case, with the letters of its language and single spaces.
 
     Punctuation becomes a space, except for dots between initials and apostrophes inside words.
@@ -266,9 +266,9 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     "it's 50 percent off mr wu"
     """
     if table is None:
-        table = orthography(language)
+        table = language_table(language)
     marks = table.punctuation
-    # 1. Fold widths first, so that every later step meets one form of each character.
+    # 1. Fold widths first, so that every later stage meets one form of each character.
     text = compose(text, marks)
     # 2. Unify apostrophes, which tables name in one form. Lower-casing would turn "İ" into "i" and
     #    a combining dot.
@@ -287,7 +287,7 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     # 4. Lower the case, because tables only have lower-case letters.
     if not table.keep_case:
         text = text.lower()
-    # 5. Join initials before the next step turns their dots into spaces.
+    # 5. Join initials before the next stage turns their dots into spaces.
     if "." not in marks:
         text = _INITIALS.sub(r"\1", text)
     # 6. Fold letters, and turn punctuation into spaces. This may leave marks to compose.
@@ -303,7 +303,7 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     return compose(_SPACE_WITHIN.sub("", text), marks)
 
 
-def _trim(word: str, table: Orthography) -> str:
+def _trim(word: str, table: TextTable) -> str:
     """Drop joiners around a word, and the quotation marks typed like them, but no letters."""
     core = word.strip(table.joiners + _MODIFIER)
     if not core or core == word.replace(_MODIFIER, "'"):

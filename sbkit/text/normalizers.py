@@ -14,11 +14,11 @@ from json import dumps, loads
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
 from sbkit.text.languages import parse_language
-from sbkit.text.normalization import Orthography, normalize, orthography, table_to_store
+from sbkit.text.normalization import TextTable, language_table, normalize, table_to_store
 
 WHISPER_BASIC, WHISPER_ENGLISH = "whisper-basic", "whisper-english"
 EXTRA = "leaderboard"
-NUM_HASH_DIGITS = 12
+NUM_TABLE_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Normalizer:
     normalize: Callable[[str], str]
 
     def __str__(self) -> str:
-        return f"{self.name} {self.sha256[:NUM_HASH_DIGITS]}"
+        return f"{self.name} {self.sha256[:NUM_TABLE_DIGITS]}"
 
 
-def table_normalizer(language: str, table: Orthography) -> Normalizer:
+def table_normalizer(language: str, table: TextTable) -> Normalizer:
     """Return the normalizer of a text table, made for a language."""
     content = dumps(table_to_store(table), sort_keys=True)  # files may change their order
     suffix = "" if table.is_plain else ", as written"
@@ -49,7 +49,7 @@ def named_normalizer(name: str) -> Normalizer:
     if name in (WHISPER_BASIC, WHISPER_ENGLISH):
         return _whisper_normalizer(name)
     try:
-        return table_normalizer(name, orthography(parse_language(name)))
+        return table_normalizer(name, language_table(parse_language(name)))
     except ConfigError as error:
         raise ConfigError(
             f"`normalizer` must be {WHISPER_ENGLISH}, {WHISPER_BASIC} or the tag of a language, "

@@ -20,11 +20,11 @@ from sbkit.text.vocabulary import Vocabulary
 
 TOKENIZER_FILE = "tokenizer.model"  # in a run folder or a bundle
 TOKEN_TYPES = ("char", "bpe", "unigram")
-MAX_MODEL_BYTES = 1 << 25  # 250,000 tokens take 4 MB
+MAX_TOKENIZER_BYTES = 1 << 25  # 250,000 tokens take 4 MB
 SPACE = "▁"  # as sentencepiece writes it
 MAX_SENTENCE_BYTES = 1 << 20  # sentencepiece silently drops longer ones; its default is 4192
 # Of text to train on: 1.2 million sentences, of which unigram tokens take 1.7 GB and a minute.
-MAX_TEXT_BYTES = 60_000_000
+MAX_TRAINING_BYTES = 60_000_000
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Tokenizer:
         if content is None:
             content = read_regular(
                 self.model_file,
-                max_bytes=MAX_MODEL_BYTES,
+                max_bytes=MAX_TOKENIZER_BYTES,
                 subject="A sentencepiece model",
                 follow_links=True,
             )
@@ -154,7 +154,7 @@ def ensure_tokenizer(
 def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequence[str]) -> bytes:
     """Train on normalized texts, in one thread, so that equal texts give equal models.
 
-    Of texts longer than MAX_TEXT_BYTES, sentences are drawn; the tokens spell the others, too.
+    Of texts longer than MAX_TRAINING_BYTES, sentences are drawn; the tokens spell the others, too.
     """
     characters = set[str]()
     missing_tags = list(tags)
@@ -165,7 +165,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
             missing_tags[:] = [tag for tag in missing_tags if f"[{tag}]" not in line]
             yield line
 
-    lines, num_lines = draw_sentences(note_characters(), MAX_TEXT_BYTES)
+    lines, num_lines = draw_sentences(note_characters(), MAX_TRAINING_BYTES)
     if missing_tags:
         raise ConfigError(
             f"`keep_tags` names {missing_tags[0]}, which no transcript of train has.",

@@ -11,7 +11,7 @@ from functools import partial
 import regex
 
 from sbkit.base.errors import ConfigError, concerning
-from sbkit.text.normalization import Orthography, compose, normalize
+from sbkit.text.normalization import TextTable, compose, normalize
 
 _NAME = r"[^\W_][\w-]*"
 TOKEN = re.compile(rf"\[({_NAME})\]")  # of a tag that is kept
@@ -41,7 +41,7 @@ _CONVENTIONS = {
     r"|[<\uff1c](?P<tag>[/#]?\w[^<>\n]{0,40})[>\uff1e]|[{\uff5b](?P<tag>[^{}\n]{1,40})[}\uff5d]",
     "single brackets": r"\[(?P<tag>[^][\s]*)|(?<![^][\s])(?P<tag>[^][\s]*+)\]",  # at a word
 }
-_TAG = regex.compile("|".join(_CONVENTIONS.values()))
+_UNSPOKEN = regex.compile("|".join(_CONVENTIONS.values()))
 _MAY_HAVE_TAGS = re.compile(r"[^\w\s.,;:?'\"-]|SPN|NSN|xxx|yyy|www")  # four times as fast
 _GIGASPEECH = {"COMMA": ",", "PERIOD": ".", "QUESTIONMARK": "?", "EXCLAMATIONPOINT": "!"}
 # Words in parentheses may have been spoken; these tell what else is heard.
@@ -56,17 +56,17 @@ SOUNDS = re.compile(
 
 _NARROW = {ord(bracket) + 0xFEE0: bracket for bracket in "()[]{}<>"}  # by the code of a wide one
 
-Note = Callable[[str], object]
+OnDropped = Callable[[str], object]
 
 
 def transcript_normalizer(
-    table: Orthography, kept_names: Collection[str] = ()
+    table: TextTable, kept_names: Collection[str] = ()
 ) -> Callable[[str], str]:
     """Return the function that normalizes transcripts; training, scores and texts share it.
 
     kept_names: the names of tags that stay, written ``[name]``.
 
-    >>> transcript_normalizer(Orthography(numbers="en"), ["cough"])("I paid $3.50 (laughs) <Cough>")
+    >>> transcript_normalizer(TextTable(numbers="en"), ["cough"])("I paid $3.50 (laughs) <Cough>")
     'i paid three dollars and fifty cents [cough]'
     """
     spell: Callable[[str], str] = str
@@ -107,14 +107,14 @@ def parse_tag_names(value: object) -> tuple[str, ...]:
 
 
 def select_tags(
-    text: str, kept_names: Collection[str] = (), note: Note = lambda written: None
+    text: str, kept_names: Collection[str] = (), on_dropped: OnDropped = lambda written: None
 ) -> str:
     """Drop the tags of a text, except for those with a kept name, which are written ``[name]``.
 
     If a square bracket lacks its partner, the tag is the word that it touches. Entities of HTML
     become their characters.
 
-    note: called with each tag that is dropped.
+    on_dropped: called with each tag that is dropped.
 
     >>> select_tags("I &amp; [um [laughter]] (yes) *coughs* %uh [noise ship", ["noise", "laughter"])
     'I & [laughter] (yes) uh [noise] ship'
@@ -128,15 +128,15 @@ def select_tags(
         if kind == "word":
             return str(content)
         if kind == "sound" and not SOUNDS.search(content):
-            return f"{match[0][0]}{_TAG.sub(write, match[0][1:])}"  # it may contain others
+            return f"{match[0][0]}{_UNSPOKEN.sub(write, match[0][1:])}"  # it may contain others
         names = ["_".join(re.findall(r"[^\s:=!]+", part)) for part in re.split(r"[][]", content)]
         tags = [f"[{name.lower()}]" for name in names if name.lower() in kept_names]
         if not tags:
-            note(match[0].translate(_NARROW))
+            on_dropped(match[0].translate(_NARROW))
         return f" {' '.join(tags)} "
 
     text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
-    return " ".join((_TAG.sub(write, text) if _MAY_HAVE_TAGS.search(text) else text).split())
+    return " ".join((_UNSPOKEN.sub(write, text) if _MAY_HAVE_TAGS.search(text) else text).split())
 
 
 def remove_tags(text: str, names: Collection[str]) -> str:

@@ -44,7 +44,7 @@ _PHONE = r"\+\d[\d ()./-]{5,}\d|0\d+(?: \d{3,})+"  # with spaces
 # Words between an amount and its unit, in all languages with tables: "$1.5 million".
 _SCALES = r"(?:thousand|mil\b|[MmBb]ill|trill|[Mm]ili|тысяч|милли)"
 
-Note = Callable[[str, str], object]  # called with a part of the text and its words
+OnRead = Callable[[str, str], object]  # called with a part of the text and its words
 
 MARKS = ",.;:?!"
 _OTHER_MARKS = {"\N{EN DASH}": ",", "\N{EM DASH}": ",", "\N{HORIZONTAL ELLIPSIS}": "."}
@@ -62,8 +62,8 @@ _NAMES_OF_MARKS |= {"CAMNUC": ": ", "COMMA": ", ", "LITTLE": ", ", "WORD": " "}
 _DOTTED_NAME = re.compile(r"(?<![\w.-])(?:[^\W\d_][\w-]*\.)+[^\W\d_][\w-]+")  # "example.com"
 _CLAUSE = re.compile(rf"([,.;:?!]+)(?=[\s\"'»”)\]{UNSPACED_LETTERS}]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
-_SENTENCE = re.compile(r"(?<=[.?!])\s+")
-_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
+_SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
+_SPELLED_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
 _NEXT_WORD = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
 # The tags of SSML 1.1 and of its vendors (<amazon:effect ...>), comments and the XML declaration.
 _SSML = re.compile(
@@ -94,7 +94,7 @@ def spell_out(text: str, language: str) -> SpokenText:
     code = primary_language(language)
     notes: dict[str, None] = {}
 
-    def note(written: str, words: str) -> None:
+    def on_read(written: str, words: str) -> None:
         reading = f'is read "{words}"' if words else "stays as written"
         notes[f'"{written}" {reading}.'] = None
 
@@ -102,11 +102,11 @@ def spell_out(text: str, language: str) -> SpokenText:
     text = re.sub(r"&#?\w{2,31};", lambda entity: unescape(entity[0]), text)
     text = _TERMINAL_MARK.sub(_plain_mark, text)
     text = _PARAGRAPH.sub(".\n", compose(text).strip())
-    text = _abbreviations(code).sub(partial(_expand, code, note), text)
+    text = _abbreviations(code).sub(partial(_expand, code, on_read), text)
     for name in _DOTTED_NAME.findall(text):
-        note(name, "")
+        on_read(name, "")
     marks = str.maketrans(_OTHER_MARKS | _MARKS_OF_LANGUAGES.get(code, {}))
-    text = read_numbers(text, code, note).translate(marks)
+    text = read_numbers(text, code, on_read).translate(marks)
     parts = [*_CLAUSE.split(text), ""]  # clauses and marks; None for a line end or a dash
     spoken = ""
     for clause, mark in zip(parts[::2], parts[1::2], strict=True):
@@ -132,7 +132,7 @@ def _plain_mark(match: regex.Match[str]) -> str:
 
 
 def without_ssml(text: str) -> SpokenText:
-    """Drop the tags of SSML, which voices do not follow, and note their names.
+    """Drop the tags of SSML, which voices do not follow, and warn of their names.
 
     >>> without_ssml('Wait <break time="1s"/>if a < b').text
     'Wait  if a < b'
@@ -147,7 +147,7 @@ def without_ssml(text: str) -> SpokenText:
 def split_sentences(spoken: str, max_length: int) -> list[str]:
     """Split the text of `spell_out` into sentences, and long ones at a comma or a space."""
     parts: list[str] = []
-    for sentence in _SENTENCE.split(spoken):
+    for sentence in _SENTENCE_END.split(spoken):
         while len(sentence) > max_length:
             positions = (sentence.rfind(sign, 0, max_length) for sign in (", ", " "))
             cut = next((position + 1 for position in positions if position > 0), max_length)
@@ -165,10 +165,10 @@ def _abbreviations(code: str) -> re.Pattern[str]:
     abbreviations |= {short[0].upper() + short[1:] for short in abbreviations}
     keys = map(re.escape, sorted(abbreviations, key=len, reverse=True))
     alternatives = "|".join(re.sub(r"\\\.(?=\w)", r"\.\\s?", key) for key in keys)
-    return re.compile(rf"(?<!\w)(?:(?P<short>{alternatives or _NEVER})(?!\w)|{_INITIALS})")
+    return re.compile(rf"(?<!\w)(?:(?P<short>{alternatives or _NEVER})(?!\w)|{_SPELLED_INITIALS})")
 
 
-def _expand(code: str, note: Note, match: re.Match[str]) -> str:
+def _expand(code: str, on_read: OnRead, match: re.Match[str]) -> str:
     """Expand an abbreviation, with a period only if it also ends a sentence."""
     written = match[0]
     following = _NEXT_WORD.match(match.string, match.end())
@@ -191,7 +191,7 @@ def _expand(code: str, note: Note, match: re.Match[str]) -> str:
     for position in [position for position, applies in conditions.items() if applies]:
         table = tables.get(position, {})
         if words := table.get(short) or table.get(short[0].lower() + short[1:]):
-            note(written, words)
+            on_read(written, words)
             at_end = before_capital or not match.string[match.end() :].strip()
             return f"{words}." if position == "final" and at_end else str(words)
     return written
@@ -203,10 +203,10 @@ def spell_numbers(text: str, language: str) -> str:
     return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
 
 
-def read_numbers(text: str, language: str, note: Note = lambda written, words: None) -> str:
+def read_numbers(text: str, language: str, on_read: OnRead = lambda written, words: None) -> str:
     """Write a text's numbers in words; other digits stay as written.
 
-    note: called with each number and its words, or with other digits and an empty text.
+    on_read: called with each number and its words, or with other digits and an empty text.
     """
     reader = _reader(language)
     if reader is None:
@@ -217,7 +217,7 @@ def read_numbers(text: str, language: str, note: Note = lambda written, words: N
             words = " ".join(reader.read(match).split())
         except OverflowError:  # num2words has no words for so large a number
             words = ""
-        note(match[0].strip(), words)
+        on_read(match[0].strip(), words)
         if not words:
             return str(match[0])
         is_elided = match.string[max(0, match.start() - 1)] in "'\N{RIGHT SINGLE QUOTATION MARK}"

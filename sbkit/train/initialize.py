@@ -51,7 +51,7 @@ from sbkit.models.pretrained.folder import (
 )
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
-from sbkit.text.normalization import TEXT_CHOICES, Orthography, orthography, text_table
+from sbkit.text.normalization import TEXT_CHOICES, TextTable, language_table, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE
 
 INIT_REQUIREMENT = "be a run folder or a bundle for `init_from`"
@@ -264,7 +264,7 @@ def _settings_of_yaml(root: Mapping[str, Any]) -> dict[str, Plain]:
     return settings
 
 
-def _text(table: Orthography) -> dict[str, Plain]:
+def _text(table: TextTable) -> dict[str, Plain]:
     case = TEXT_CHOICES["case"][table.keep_case]
     numbers = TEXT_CHOICES["numbers"][bool(table.numbers)]
     return {"case": case, "punctuation": [*table.punctuation], "numbers": numbers}
@@ -272,7 +272,7 @@ def _text(table: Orthography) -> dict[str, Plain]:
 
 def _differs(key: str, theirs: Plain, ours: Plain) -> bool:
     if key == LANGUAGE:  # languages may share a text table
-        return orthography(str(theirs)) != orthography(str(ours))
+        return language_table(str(theirs)) != language_table(str(ours))
     return bool(theirs != ours)
 
 
@@ -347,7 +347,7 @@ def _config_of_new_run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def text_table_of(model: Path) -> Orthography:
+def text_table_of(model: Path) -> TextTable:
     """Return the text table of a bundle or a run, the general one for any other folder."""
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.text_table

@@ -19,15 +19,15 @@ import soundfile
 import torch
 
 from sbkit.audio import decode, io
-from sbkit.audio.channels import CANCEL, ChannelMixer
+from sbkit.audio.channels import CANCEL, Downmixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.encode import FileWriter
 from sbkit.audio.io import (
-    AudioPart,
+    AudioSpan,
     read_audio,
-    read_parts,
+    read_spans,
     stream_audio,
-    stream_source,
+    stream_input,
     to_samples,
 )
 from sbkit.base import messages
@@ -287,11 +287,11 @@ def test_channel_is_selected_and_must_exist(tmp_path: Path) -> None:
     (tmp_path / "a.m4a").write_bytes(encode("ipod", "alac", np.stack(sides), SAMPLE_RATE))
     for file in (wav, tmp_path / "a.m4a"):
         for channel, hertz in enumerate((440, 880)):
-            samples = read_audio(file, SAMPLE_RATE, ChannelMixer(channel))
+            samples = read_audio(file, SAMPLE_RATE, Downmixer(channel))
             assert loudest_hertz(samples) == hertz
         for channel in (2, -1):
             with pytest.raises(AudioError, match=f"no channel {channel}: it has 2, counted from 0"):
-                read_audio(file, SAMPLE_RATE, ChannelMixer(channel))
+                read_audio(file, SAMPLE_RATE, Downmixer(channel))
 
 
 def test_speech_in_the_center_of_surround_sound_keeps_its_level() -> None:
@@ -315,33 +315,33 @@ def test_channels_that_cancel_each_other_out_are_noticed() -> None:
         ([speech, 0 * speech], ""),
         ([0 * speech, 0 * speech], ""),
     ):
-        mixer = ChannelMixer()
-        mixer.mix("the file", np.stack(pair, 1), ())
-        assert mixer.fault == fault
+        downmixer = Downmixer()
+        downmixer.downmix("the file", np.stack(pair, 1), ())
+        assert downmixer.fault == fault
 
 
-# ---- parts and blocks
+# ---- spans and blocks
 
 
 @pytest.mark.parametrize(
     "name", ["WAV-PCM", "FLAC-FLAC", "MP3-MP3", "MP4-ALAC", "Ogg-Opus", "WebM, Matroska-Opus"]
 )
-def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: str) -> None:
-    """The file is hashed meanwhile, though only parts of it are decoded."""
+def test_spans_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: str) -> None:
+    """The file is hashed meanwhile, though only spans of it are decoded."""
     file = tmp_path / "a"
     noise = np.random.default_rng(0).normal(0, 0.1, 500_000)
     container, codec, rate = FFMPEG_FORMATS[*name.split("-")]  # type: ignore[index]
     file.write_bytes(encode(container, codec, np.resize(noise, 100 * rate), rate))
     whole = read_audio(file)
     times = [(3_300_001, 4_000_000), (41_234_567, 42_234_567), (99_500_000, None)]
-    parts = [AudioPart(str(file), start, end) for start, end in times]
-    clips = decode_file(parts, SAMPLE_RATE, "pcm", result := DecodedFile())
-    for part, clip in zip(parts, clips, strict=True):
+    spans = [AudioSpan(str(file), start, end) for start, end in times]
+    clips = decode_file(spans, SAMPLE_RATE, "pcm", result := DecodedFile())
+    for span, clip in zip(spans, clips, strict=True):
         assert isinstance(clip.audio, bytes)
         samples = soundfile.read(BytesIO(clip.audio), dtype="int16")[0]
         assert len(samples) == clip.samples
-        end = None if part.end is None else round(part.end * SAMPLE_RATE / 1e6)
-        expected = whole[round(part.start * SAMPLE_RATE / 1e6) : end]
+        end = None if span.end is None else round(span.end * SAMPLE_RATE / 1e6)
+        expected = whole[round(span.start * SAMPLE_RATE / 1e6) : end]
         np.testing.assert_allclose(samples, expected, rtol=0, atol=2)
     assert result.digest == blake2b(file.read_bytes(), digest_size=DIGEST_BYTES).hexdigest()
 
@@ -349,10 +349,10 @@ def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: 
 def test_what_is_far_off_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.flac"
     file.write_bytes(encode("flac", "flac", tone(48_000, seconds=200)))
-    decoded = note_calls(monkeypatch, ChannelMixer, "mix", lambda mixer, name, x, *_: len(x))
-    parts = [AudioPart(str(file), 1_000_000 * start, 1_000_000 * start + 1) for start in (90, 150)]
-    assert [len(samples) for samples in read_parts(parts, SAMPLE_RATE)] == [0, 0]
-    assert sum(decoded) <= 2 * 61 * 48_000  # a block after each part
+    decoded = note_calls(monkeypatch, Downmixer, "downmix", lambda downmixer, name, x, *_: len(x))
+    spans = [AudioSpan(str(file), 1_000_000 * start, 1_000_000 * start + 1) for start in (90, 150)]
+    assert [len(samples) for samples in read_spans(spans, SAMPLE_RATE)] == [0, 0]
+    assert sum(decoded) <= 2 * 61 * 48_000  # a block after each span
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 22_051, 44_100, 48_000])
@@ -390,7 +390,7 @@ FLOAT_FORMATS += [("AIFF", "FLOAT"), ("CAF", "DOUBLE"), ("AU", "FLOAT")]
 def test_floats_beyond_full_scale_are_scaled_by_their_file(
     tmp_path: Path, format: str, subtype: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They were cut; the loudest sample is the last, and a part before it has the same factor."""
+    """They were cut; the loudest sample is the last, and a span before it has the same factor."""
     wave, file = tone(SAMPLE_RATE) * np.linspace(0.1, 1, SECONDS * SAMPLE_RATE), tmp_path / "a"
     messages.noted.clear()
     for peak in (0.5, 1, 4, 12):
@@ -399,11 +399,11 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
         samples = read_audio(file)
         assert np.abs(samples - 32768 * signal / max(1, peak)).max() <= 1
         assert np.array_equal(np.concatenate([*stream_audio(file, block_seconds=0.1)]), samples)
-        (part,) = read_parts([AudioPart(str(file), 1_000_000, 2_000_000)], SAMPLE_RATE)
-        assert np.array_equal(part, samples[SAMPLE_RATE : 2 * SAMPLE_RATE])
-        (trained,) = decode_file([AudioPart(str(file))], SAMPLE_RATE, "pcm", DecodedFile())
+        (span,) = read_spans([AudioSpan(str(file), 1_000_000, 2_000_000)], SAMPLE_RATE)
+        assert np.array_equal(span, samples[SAMPLE_RATE : 2 * SAMPLE_RATE])
+        (trained,) = decode_file([AudioSpan(str(file))], SAMPLE_RATE, "pcm", DecodedFile())
         assert np.array_equal(soundfile.read(BytesIO(trained.audio), dtype="int16")[0], samples)
-        array = np.concatenate([*stream_source((signal, SAMPLE_RATE), None, SAMPLE_RATE)])
+        array = np.concatenate([*stream_input((signal, SAMPLE_RATE), None, SAMPLE_RATE)])
         assert np.abs(array.astype(int) - samples).max() <= 1
         cut = to_samples(signal, is_live=True)
         assert np.abs(cut - (32768 * signal).clip(-32768, 32767)).max() <= 1
@@ -521,7 +521,7 @@ def test_channels_of_an_array_are_its_short_side_and_averaged(
 ) -> None:
     np.testing.assert_array_equal(to_samples(array), CLIP)
     np.testing.assert_array_equal(
-        np.concatenate([*stream_source(array, SAMPLE_RATE, SAMPLE_RATE)]), CLIP
+        np.concatenate([*stream_input(array, SAMPLE_RATE, SAMPLE_RATE)]), CLIP
     )
 
 
@@ -547,9 +547,9 @@ def test_clip_longer_than_a_day_is_refused_but_not_its_parts(
         read_audio(file)
     assert error.value.reason == "longer than a day"
     assert sum(map(len, stream_audio(file))) == 150 * SAMPLE_RATE
-    late, rest = AudioPart(str(file), 80_000_000, 83_000_000), AudioPart(str(file), 80_000_000)
-    assert len(next(read_parts([late], SAMPLE_RATE))) == 3 * SAMPLE_RATE
-    assert isinstance(next(read_parts([rest], SAMPLE_RATE)), AudioError)
+    late, rest = AudioSpan(str(file), 80_000_000, 83_000_000), AudioSpan(str(file), 80_000_000)
+    assert len(next(read_spans([late], SAMPLE_RATE))) == 3 * SAMPLE_RATE
+    assert isinstance(next(read_spans([rest], SAMPLE_RATE)), AudioError)
 
 
 @pytest.mark.parametrize("format", ["mp3", "opus"])

@@ -55,7 +55,7 @@ def test_words_have_the_confidences_of_the_bundle(bundle: Path) -> None:
     assert recognized.text.split() == [word.text for word in recognized.words]
     word, lm = recognized.words[0], greedy.word_lm
     assert lm is not None and lm.id_of(word.text) == UNKNOWN
-    log_prob = lm.score(lm.start, UNKNOWN)[0] - 3 * len(word.text)
+    log_prob = lm.advance(lm.start, UNKNOWN)[0] - 3 * len(word.text)
     assert word.confidence == pytest.approx(1 / (1 + np.exp(-2 - 0.01 * log_prob)), abs=1e-3)
 
 

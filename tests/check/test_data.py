@@ -24,7 +24,7 @@ from sbkit.check.data import (
 from sbkit.data.columns import CUT_SHORT
 from sbkit.data.manifest import Excluded
 from sbkit.data.splits import Splits
-from sbkit.text.normalization import normalize, orthography
+from sbkit.text.normalization import language_table, normalize
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.vocabulary import ensure_labels
 from sbkit.train.recipe import Recipe
@@ -112,7 +112,7 @@ def test_what_transcripts_become_is_noted_once(
     language: str, sentences: Sequence[str], noted: str, tmp_path: Path
 ) -> None:
     numbers = "" if "digits" in noted or language != "en" else "en"
-    normalize = transcript_normalizer(replace(orthography(language), numbers=numbers))
+    normalize = transcript_normalizer(replace(language_table(language), numbers=numbers))
     rows = [
         spoken(f"{n}", normalize(sentence), sentence=sentence, divisor=4)
         for n, sentence in enumerate(sentences)
@@ -216,7 +216,7 @@ def test_check_data_names_the_language_of_replaced_letters(
 def test_text_in_another_script_than_that_of_the_language_is_an_error(
     sentences: list[str], language: str, stops: bool, advice: str, tmp_path: Path
 ) -> None:
-    normalize = transcript_normalizer(orthography(language))
+    normalize = transcript_normalizer(language_table(language))
     rows = (spoken(f"{s}{n}", normalize(s), sentence=s) for n in range(9) for s in sentences)
     splits = Splits(make_store(rows), {}, {})
     run = run_on(splits, tmp_path / "run", language=language)

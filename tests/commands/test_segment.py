@@ -89,7 +89,7 @@ def test_sentences_become_rows_that_training_takes(talk: Talk) -> None:
     manifest = read_split({"manifest": {"train": "out/segments.csv"}}, "train")
     assert manifest.excluded == ()
     assert manifest.ids == [row["id"] for row in rows]
-    assert all(part.end is not None for part in manifest.parts)
+    assert all(span.end is not None for span in manifest.spans)
 
 
 def test_text_may_be_missing_and_added(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +215,7 @@ def test_windows_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     whole = align_utterances(log_probs, text, vocabulary=LETTERS, silent=[0])
     assert [index for index, utterance in enumerate(whole) if utterance is None] == [15]
     assert all(utterance.end - utterance.first == 17 for utterance in whole if utterance)
-    monkeypatch.setattr(long_alignment, "BLOCK_FRAMES", 7)
+    monkeypatch.setattr(long_alignment, "TRACED_FRAMES", 7)
     monkeypatch.setattr(long_alignment, "WINDOW_STATES", 60)
     assert align_utterances(log_probs, text, vocabulary=LETTERS, silent=[0]) == whole
     assert align_utterances(log_probs[:20], [[]], vocabulary=LETTERS, silent=[0]) == [None]
@@ -225,7 +225,7 @@ def test_passage_heard_before_its_place_loses_no_text(monkeypatch: pytest.Monkey
     """A recording begins with sentences of its middle, and the window follows them there."""
     random = np.random.default_rng(0)
     text = [letters(random, 9) for _ in range(60)]
-    monkeypatch.setattr(long_alignment, "BLOCK_FRAMES", 50)
+    monkeypatch.setattr(long_alignment, "TRACED_FRAMES", 50)
     monkeypatch.setattr(long_alignment, "WINDOW_STATES", 400)
     log_probs = hear(random, [*text[15:24], *text])
     assert None not in align_utterances(log_probs, text, vocabulary=LETTERS, silent=[0])

@@ -23,7 +23,7 @@ from sbkit.data import audio_tables
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
-from tests.data.test_parts import read as read_table
+from tests.data.test_spans import read as read_table
 
 RATE = 16_000
 SAMPLES = [(1000 * np.sin(np.arange(800 + n) / 9)).astype(np.int16) for n in range(5)]
@@ -122,7 +122,7 @@ def test_each_form_gives_its_rows_in_bounded_batches(
         source = f"memory://{source}"
     manifest, contents = read(source)
     assert (manifest.sentences, contents, manifest.excluded) == (TEXTS, WAVS, ())
-    assert all(part.is_file and "::" in part.path for part in manifest.parts)
+    assert all(span.is_file and "::" in span.path for span in manifest.spans)
     assert len({*manifest.paths}) == 5
     if write not in (write_pairs, write_bytes):
         assert manifest.ids[1:] == ["1", "2", "3", "4"]

@@ -34,9 +34,9 @@ from sbkit.data.sampler import Example
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import (
     add_texts,
+    count_tokens,
     read_column,
     read_texts,
-    read_transcripts,
 )
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer
@@ -259,8 +259,8 @@ def store(texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:
     return make_store(Utterance(str(n), text, "", "", count, b"") for n, (text, count) in rows)
 
 
-def test_read_transcripts_counts_every_row(tokenizer: Tokenizer) -> None:
-    transcripts = read_transcripts(store(TEXTS, range(5)), tokenizer)
+def test_tokens_of_every_row_are_counted(tokenizer: Tokenizer) -> None:
+    transcripts = count_tokens(store(TEXTS, range(5)), tokenizer)
     assert transcripts.samples.tolist() == [0, 1, 2, 3, 4]
     assert transcripts.characters.tolist() == [5, 1, 0, 6, 5]
     assert transcripts.tokens.tolist() == [5, 1, 0, 6, 5]
@@ -274,7 +274,7 @@ def test_too_short_rows_are_those_that_ctc_loss_cannot_align(tokenizer: Tokenize
     texts = ["".join(random.choice([*"helo ab"], random.integers(1, 9))).strip() for _ in range(60)]
     texts = [" ".join(text.split()) or "a" for text in texts]
     samples = random.integers(400, 8000, len(texts)).tolist()
-    transcripts = read_transcripts(store(texts, samples), tokenizer)
+    transcripts = count_tokens(store(texts, samples), tokenizer)
     frames = torch.from_numpy(transcripts.frames(FORTY_MS))
     tokens = [torch.tensor(tokenizer.encode(text)) for text in texts]
     losses = ctc_loss(

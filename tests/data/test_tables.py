@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 import soundfile
 
-from sbkit.audio.io import AudioPart, read_audio
+from sbkit.audio.io import AudioSpan, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data import tables
 from sbkit.data.audio_tables import AudioTable
@@ -28,7 +28,7 @@ from sbkit.data.common_voice import read_releases
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
 from sbkit.data.tables import TableOptions
 from sbkit.models.pretrained.folder import _match_tensors
-from tests.data.test_parts import read
+from tests.data.test_spans import read
 from tests.data.test_splits import prepare_manifest
 
 Rows = list[tuple[str, str, str]]  # path, sentence, speaker
@@ -261,9 +261,9 @@ def test_manifests_of_speechbrain_are_read(tmp_path: Path) -> None:
     (excluded,) = read(tmp_path / "a.csv", data_folder=str(tmp_path)).excluded
     assert excluded.detail.startswith("talk.wav: could not convert")
     (tmp_path / "a.csv").write_text("\n".join([header, *rows]))
-    part = {"file": "$data_root/talk.wav", "start": 4000, "stop": 12000}
+    span = {"file": "$data_root/talk.wav", "start": 4000, "stop": 12000}
     document = {
-        "u1": {"wav": part, "duration": 1.0, "spk_id": "ann", "wrd": "HI"},
+        "u1": {"wav": span, "duration": 1.0, "spk_id": "ann", "wrd": "HI"},
         "u2": {"wav": "$data_root/yo.wav", "duration": 1.0, "spk_id": "bob", "wrd": "YO"},
     }
     text = json.dumps(document, indent=2).replace("$data_root/yo", "{data_root}/yo")
@@ -271,9 +271,9 @@ def test_manifests_of_speechbrain_are_read(tmp_path: Path) -> None:
     for name in ("a.csv", "a.json"):
         manifest = read(tmp_path / name, data_folder=str(tmp_path))
         assert manifest.ids == ["u1", "u2"]
-        assert [*manifest.parts] == [
-            AudioPart(str(tmp_path / "talk.wav"), 500_000, 1_500_000),
-            AudioPart(str(tmp_path / "yo.wav")),
+        assert [*manifest.spans] == [
+            AudioSpan(str(tmp_path / "talk.wav"), 500_000, 1_500_000),
+            AudioSpan(str(tmp_path / "yo.wav")),
         ]
         assert [clip.columns["speaker"] for clip in manifest] == ["ann", "bob"]
         reasons = [row.reason for row in read(tmp_path / name).excluded]
@@ -443,7 +443,7 @@ def test_duration_without_a_start_is_the_first_seconds(
     soundfile.write(tmp_path / "a.wav", np.full(round(2.98 * 16_000), 0.1), 16_000)
     (tmp_path / "t.csv").write_text(f'path,sentence,{column}\na.wav,one,"{stated}"\n')
     manifest = read(tmp_path / "t.csv")
-    assert [part.end for part in manifest.parts] == [end and round(end * 1e6)]
+    assert [span.end for span in manifest.spans] == [end and round(end * 1e6)]
     ends = [(row.id, row.reason, row.detail) for row in manifest.excluded]
     cut = (manifest.ids[0], CUT_SHORT, f"`{column}` is {stated} s")
     assert ends == ([cut] if end and "offset" not in column else [])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sbkit.audio.io import AudioPart
+from sbkit.audio.io import AudioSpan
 from sbkit.base.errors import DataError
 from sbkit.data import units
 from sbkit.data.filesystem import Storage
@@ -19,9 +19,9 @@ from tests.data.test_splits import make_clips
 from tests.processes import Process
 
 
-def units_of(parts: Sequence[AudioPart], out: Path, store: str) -> list[Unit]:
+def units_of(spans: Sequence[AudioSpan], out: Path, store: str) -> list[Unit]:
     """Return units of three clips."""
-    work = (parts[first : first + 3] for first in range(0, len(parts), 3))
+    work = (spans[first : first + 3] for first in range(0, len(spans), 3))
     return [Work("train", 16_000, store, clips).to_unit(str(out)) for clips in work]
 
 
@@ -36,21 +36,21 @@ def read(out: Path) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
 def test_processes_decode_what_one_decodes(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = [AudioPart(str(clip.path)) for clip in make_clips(tmp_path / "clips", 6)]
-    first = parts[0].path  # lasts 0.1 s
-    parts += [AudioPart(first, start, start + 50_000) for start in (0, 50_000, 200_000)]
-    parts += [AudioPart(first, channel=3), AudioPart(str(tmp_path / "missing.wav"))]
+    spans = [AudioSpan(str(clip.path)) for clip in make_clips(tmp_path / "clips", 6)]
+    first = spans[0].path  # lasts 0.1 s
+    spans += [AudioSpan(first, start, start + 50_000) for start in (0, 50_000, 200_000)]
+    spans += [AudioSpan(first, channel=3), AudioSpan(str(tmp_path / "missing.wav"))]
     monkeypatch.setattr(units, "usable_cores", lambda: 2)
     for name, min_clips in (("one", 500), ("several", 2)):
         monkeypatch.setattr(units, "MIN_CLIPS_FOR_PROCESSES", min_clips)
-        write_units(units_of(parts, tmp_path / name, store), "decoding")
+        write_units(units_of(spans, tmp_path / name, store), "decoding")
     tables = read(tmp_path / "one")
     assert tables == read(tmp_path / "several")
     assert sum(len(rows) for rows, _ in tables) == 8
     reasons = sorted(row["reason"] for _, left_out in tables for row in left_out)
     assert reasons == [
         "no such channel",
-        "part beyond the end of its file",
+        "span beyond the end of its file",
     ]  # what is missing may come
 
 
@@ -61,15 +61,15 @@ def test_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     monkeypatch.setattr(units, "write", kill)
     with pytest.raises(DataError, match="One of the 2 processes .* was killed, perhaps because"):
-        write_units(units_of([AudioPart("a.wav")] * 6, tmp_path, "pcm"), "decoding")
+        write_units(units_of([AudioSpan("a.wav")] * 6, tmp_path, "pcm"), "decoding")
 
 
 DECODE_FOREVER = """
 import sys
-from sbkit.audio.io import AudioPart
+from sbkit.audio.io import AudioSpan
 from sbkit.data import units
 units.usable_cores = lambda: 2
-clips = [AudioPart(sys.argv[1])] * 1_000_000
+clips = [AudioSpan(sys.argv[1])] * 1_000_000
 work = units.Work("train", 16_000, "pcm", clips)
 units.write_units([work.to_unit(f"{sys.argv[2]}/{name}") for name in "ab"], "decoding")
 """

@@ -94,7 +94,7 @@ def words_of(tokens: Sequence[int], pieces: Sequence[str]) -> list[str]:
 def sentence_log_prob(model: NgramModel, words: Sequence[str]) -> float:
     total, state = 0.0, model.start
     for word in [model.id_of(word) for word in words] + [2]:
-        log_prob, state = model.score(state, word)
+        log_prob, state = model.advance(state, word)
         total += log_prob
     return total
 
@@ -103,7 +103,7 @@ def steps_of(scorer: PrefixScorer, tokens: Sequence[int], *, ends: bool = True) 
     """Yield the score of each token, and that of the end."""
     state = scorer.start()
     for token in tokens:
-        score, state = scorer.step(state, token)
+        score, state = scorer.advance(state, token)
         yield score
     if ends:
         yield scorer.end(state)

@@ -13,7 +13,7 @@ from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import TOKENS, WORDS, describe_seen, load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
-from sbkit.text.normalization import orthography, text_table
+from sbkit.text.normalization import language_table, text_table
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import steps_of
 from tests.decoding.spoken import TEXTS, char_tokenizer, make_aligner, spoken, transcribe
@@ -59,7 +59,7 @@ def test_test_sentence_was_seen_however_it_is_written(tokenizer: Tokenizer, tmp_
 
 def test_plain_and_written_arpa_files_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
     arpa = tmp_path / "talks.arpa"
-    for sentences, table in ((TEXTS, orthography("en")), (WRITTEN, None)):
+    for sentences, table in ((TEXTS, language_table("en")), (WRITTEN, None)):
         write_arpa(train([text.split() for text in sentences], order=2).model, arpa)
         model, _ = word_model(tokenizer, arpa)
         assert model.table == table

@@ -80,7 +80,7 @@ def to_samples(
     spans: Sequence[tuple[int, int]], *, start: float, end: float, samples: int = 1000
 ) -> list[tuple[int, int]]:
     words = [TimedWord("a", (TimedToken(*span, posterior=1.0),)) for span in spans]
-    return WordOffsets(start, end).to_samples(words, samples=samples, step=STEP)
+    return WordOffsets(start, end).to_samples(words, samples=samples, frame_samples=STEP)
 
 
 def test_offsets_extend_words_into_pauses_within_the_clip() -> None:
@@ -103,11 +103,11 @@ def test_features_are_of_the_weakest_token_the_length_and_the_history() -> None:
     lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
     call, the = word("call", 0.9, 0.5), word("the", 1.0)
     features = word_features([call, word("zebra", 0.9), the], lm)
-    assert features[0] == (0.0, np.log(4), lm.score(lm.start, lm.id_of("call"))[0])
+    assert features[0] == (0.0, np.log(4), lm.advance(lm.start, lm.id_of("call"))[0])
     assert features[2].posterior == pytest.approx(np.log(1000), abs=0.01)
-    unknown, after_unknown = lm.score(lm.score(lm.start, lm.id_of("call"))[1], UNKNOWN)
+    unknown, after_unknown = lm.advance(lm.advance(lm.start, lm.id_of("call"))[1], UNKNOWN)
     assert features[1].lm == unknown - 3 * len("zebra")
-    assert features[2].lm == lm.score(after_unknown, lm.id_of("the"))[0]
+    assert features[2].lm == lm.advance(after_unknown, lm.id_of("the"))[0]
     assert word_features([call], None)[0].lm == 0
 
 

@@ -42,7 +42,7 @@ def test_models_learn_from_as_much_text_as_fits_into_memory(
 ) -> None:
     """They say so before they are trained, and the same sentences are drawn again."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(training, "MAX_TEXT_BYTES", {"words": 200, "tokens": 100})
+    monkeypatch.setattr(training, "MAX_LM_TEXT_BYTES", {"words": 200, "tokens": 100})
     messages = train_models(file, tokenizer)
     first = file.read_bytes()
     sizes = [("words", 9), ("tokens", 4)]

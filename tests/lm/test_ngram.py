@@ -90,7 +90,7 @@ def test_score_uses_the_whole_history(model: NgramModel) -> None:
             any_word = numbers.choice(range(3, len(model.words)))
             word = numbers.choice([*followers, 0, any_word])
             expected = back_off(values, history[1 - model.order :], word)
-            log_prob, state = model.score(state, word)
+            log_prob, state = model.advance(state, word)
             assert log_prob == pytest.approx(expected, abs=1e-9)
             history = (*history, word)
 
@@ -111,7 +111,7 @@ def test_ngram_may_exist_without_its_suffix() -> None:
     model = NgramModel(WORDS, (UNIGRAMS, bigrams, trigrams, fourgrams))
     state = model.start
     for word, expected in ((3, -0.1), (4, -0.5), (4, -2.25), (3, -1.25)):
-        log_prob, state = model.score(state, word)
+        log_prob, state = model.advance(state, word)
         assert log_prob == pytest.approx(expected)
     assert state == NO_HISTORY
 
@@ -172,15 +172,15 @@ def test_arpa_without_unk_gives_unknown_words_no_probability(tmp_path: Path) -> 
     text = SMALL.replace("-1\t<unk>\n", "").replace("ngram 1=5", "ngram 1=4")
     text = f"\ufeff{text}".replace("-99\t", "-inf\t")  # as editors and some tools write
     model = read_arpa(written(tmp_path, text))
-    assert model.score(NO_HISTORY, model.id_of("zebra"))[0] == pytest.approx(-99 * math.log(10))
+    assert model.advance(NO_HISTORY, model.id_of("zebra"))[0] == pytest.approx(-99 * math.log(10))
 
 
 def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
     text = SMALL.replace("-1\t<unk>", "-3\t<UNK>").replace("a b", "a <UNK>")
     model = read_arpa(written(tmp_path, text))
-    assert model.score(NO_HISTORY, 0)[0] == pytest.approx(-3 * math.log(10))
-    _, after_a = model.score(NO_HISTORY, model.id_of("a"))
-    assert model.score(after_a, 0)[0] == pytest.approx(-0.1 * math.log(10))
+    assert model.advance(NO_HISTORY, 0)[0] == pytest.approx(-3 * math.log(10))
+    _, after_a = model.advance(NO_HISTORY, model.id_of("a"))
+    assert model.advance(after_a, 0)[0] == pytest.approx(-0.1 * math.log(10))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
-from sbkit.text.normalization import orthography
+from sbkit.text.normalization import language_table
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer
 from tests.stores import Utterance, make_store
@@ -101,7 +101,7 @@ TEXT_FILES = {
 @pytest.mark.parametrize("name", TEXT_FILES)
 def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(TEXT_FILES[name])
-    table = orthography("en")
+    table = language_table("en")
     assert [*read_sentences([tmp_path / name], table)] == ["call the office"]
     settings = {"columns": {"text": "said"}}  # of the manifests; other tables have usual names
     assert [*read_sentences([tmp_path / name], table, settings)] == ["call the office"]

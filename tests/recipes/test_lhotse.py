@@ -66,7 +66,7 @@ def test_channels_of_speakers_and_lost_recordings(manifests: Path) -> None:
     ]
     lhotse.SupervisionSet.from_segments(supervisions).to_file(file)
     manifest = read(manifests, "dev-clean")
-    positions = [(part.start, part.end, part.channel) for part in manifest.parts]
+    positions = [(span.start, span.end, span.channel) for span in manifest.spans]
     assert positions == [(0, 1_000_000, 0), (500_000, 1_000_000, 1)]
     reasons = [(row.id, row.reason) for row in manifest.excluded]
     lost = "not one channel of a recording"
@@ -95,13 +95,13 @@ def test_cuts_that_are_no_parts_of_files_are_left_out(tmp_path: Path) -> None:
         ("talk-c", 6_000_000, 9_300_000, "third words"),
         ("two-a", 0, 1_000_000, "left"),
     ]
-    assert [part.channel for part in manifest.parts] == [None, None, None, 0]
+    assert [span.channel for span in manifest.spans] == [None, None, None, 0]
     assert manifest[2].path == tmp_path / "talk.flac"
     assert manifest[2].columns == {"speaker": "bob", "gender": "M", "language": "English"}
     assert {(row.id, row.reason) for row in manifest.excluded} == {
         ("talk-a_sp1.1", "audio that is not in a file"),
         ("talk-a", "audio that is not in a file"),
-        ("talk-a", "not one channel of a recording"),  # of x1 and x3, which are mixed
+        ("talk-a", "not one channel of a recording"),  # of x1 and x3, which are downmixed
         ("talk-b", "not one channel of a recording"),
         ("talk-a", "clip listed twice"),  # of x2, which is only resampled, and x4
         ("talk-b", "clip listed twice"),

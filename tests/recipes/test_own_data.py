@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import read_spec
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.manifest import Clip, Manifest, to_texts
-from tests.data.test_parts import read as read_source
+from tests.data.test_spans import read as read_source
 
 ROOT = Path(__file__).parents[2]
 

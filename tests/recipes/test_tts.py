@@ -37,7 +37,7 @@ from sbkit.tasks.tts.model import (
     frame_index,
     mean_by_symbol,
 )
-from sbkit.tasks.tts.predict import MAX_TEXT_CHARACTERS, Synthesizer
+from sbkit.tasks.tts.predict import MAX_SPOKEN_CHARACTERS, Synthesizer
 from sbkit.tasks.tts.recordings import SpokenBatch, SpokenCollate, interpolate, track_pitch
 from sbkit.tasks.tts.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
@@ -262,8 +262,8 @@ def test_onnx_synthesizes_the_same(bundle: Path, voice: Synthesizer) -> None:
 def test_stream_refuses_bad_text_at_the_call(voice: Synthesizer) -> None:
     with pytest.raises(SbkitError, match="text is empty"):
         voice.stream("")
-    with pytest.raises(SbkitError, match=f"more than {MAX_TEXT_CHARACTERS} characters"):
-        voice.stream("x" * (MAX_TEXT_CHARACTERS + 1))
+    with pytest.raises(SbkitError, match=f"more than {MAX_SPOKEN_CHARACTERS} characters"):
+        voice.stream("x" * (MAX_SPOKEN_CHARACTERS + 1))
     with pytest.raises(SbkitError, match=r"`speed` must be from 0\.25 to 4"):
         voice.stream("Press one", 5.0)
 

@@ -25,7 +25,7 @@ from recipes.vad.data import (
     prepare_speech,
     take_noise,
 )
-from recipes.vad.recipe import Scored, VadBrain, VadRecipe
+from recipes.vad.recipe import NoisyOutputs, VadBrain, VadRecipe
 from sbkit.audio.augment import Augmentation, color, make_colored
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples, read_audio
@@ -205,7 +205,7 @@ def test_loss_and_score_count_the_frames_within_an_utterance(brain: VadBrain) ->
     probabilities = pad(probabilities, (4, 0))
     speech = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0]]).bool()
     log_probs = torch.stack([1 - probabilities, probabilities], 2).log()
-    scored = Scored(log_probs, torch.tensor([6, 7, 7]), replace(batch, speech=speech))
+    scored = NoisyOutputs(log_probs, torch.tensor([6, 7, 7]), replace(batch, speech=speech))
     loss = brain.compute_objectives(scored, batch, Stage.TRAIN)
     likelihoods = torch.tensor([0.9 * 0.4, 1.0, 0.3 * 0.7 * 0.7])
     torch.testing.assert_close(loss.sums, -likelihoods.log())

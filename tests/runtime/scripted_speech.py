@@ -13,26 +13,26 @@ CERTAIN_SPEECH = 32767  # of int16
 class ScriptedSpeech:
     """Frames of 20 ms, each with 15 ms of the next one; the state counts them."""
 
-    sample_rate, step, overlap, delay = 16_000, 320, 240, 0
+    sample_rate, shift, overlap, delay = 16_000, 320, 240, 0
 
     def start(self) -> int:
         return 0
 
     def advance(self, samples: Samples, state: int) -> tuple[Any, int]:
-        frames = samples[: -self.overlap].reshape(-1, self.step)[:, 0]
+        frames = samples[: -self.overlap].reshape(-1, self.shift)[:, 0]
         return frames / CERTAIN_SPEECH, state + len(frames)
 
 
 class LoudSpeech:
     """Take frames of 10 ms with loud audio for speech."""
 
-    sample_rate, step, overlap, delay = 16_000, 160, 0, 0
+    sample_rate, shift, overlap, delay = 16_000, 160, 0, 0
 
     def start(self) -> None:
         return None
 
     def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
-        frames = np.abs(samples.reshape(-1, self.step).astype(np.float32))
+        frames = np.abs(samples.reshape(-1, self.shift).astype(np.float32))
         return (frames.mean(1) > 150).astype(np.float32), None
 
 

@@ -55,4 +55,4 @@ def test_rows_are_confident_utterances_that_training_takes(
     manifest = read_split({"manifest": {"train": "pseudo.csv"}}, "train")
     assert manifest.excluded == ()
     assert len({*manifest.ids}) == 3
-    assert all(part.end is not None for part in manifest.parts)
+    assert all(span.end is not None for span in manifest.spans)

@@ -205,7 +205,7 @@ def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
 
 def test_stream_refuses_a_single_file(tmp_path: Path) -> None:
     transcriber, _, _ = tone_transcriber(tmp_path)
-    with pytest.raises(SbkitError, match=r"`ab\.wav` is a single source\. Pass a list of sources"):
+    with pytest.raises(SbkitError, match=r"`ab\.wav` is a single input\. Pass a list of inputs"):
         next(transcriber.stream("ab.wav"))
 
 
@@ -292,7 +292,7 @@ def test_transcriber_tells_that_channels_cancel_each_other_out(
     spoken = speak(tokenizer, "a fox")
     channels = np.stack([spoken, -spoken], 1)
     assert transcriber.transcribe(channels, RATE).text == ""
-    assert "The two channels of the audio cancel each other out, but are mixed." in caplog.text
+    assert "The two channels of the audio cancel each other out, but are downmixed." in caplog.text
     caplog.clear()
     assert transcriber.transcribe(channels, RATE, channel=1).text == "a fox"
     assert not caplog.text

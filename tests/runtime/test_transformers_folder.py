@@ -18,7 +18,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.text.normalization import orthography
+from sbkit.text.normalization import language_table
 from tests.models.pretrained.folders import change_json
 from tests.models.pretrained.recognizers import make_ctc, make_whisper, noise
 
@@ -69,7 +69,7 @@ def test_language_chooses_the_prompt_and_the_text_table(models: Path) -> None:
     )
     assert english.model.predict(clips) != spanish.model.predict(clips)
     assert spanish.normalizer()("El 2%") == "el dos por ciento"
-    assert welsh.config.text_table == orthography("cy")  # whose numbers cannot be spelled
+    assert welsh.config.text_table == language_table("cy")  # whose numbers cannot be spelled
 
 
 def test_commands_score_compare_and_transcribe(

@@ -18,7 +18,7 @@ from sbkit.logs.metric import describe_values
 from sbkit.tasks.asr.task import AsrTask
 from sbkit.tasks.tts.task import SpokenUtterance, TtsTask
 from sbkit.tasks.vad.task import FrameCounts, VadTask
-from sbkit.text.normalization import Orthography, orthography, text_table
+from sbkit.text.normalization import TextTable, language_table, text_table
 from sbkit.text.normalizers import Normalizer, named_normalizer
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.evaluation import Evaluator
@@ -37,7 +37,7 @@ def test_metric_of_no_utterance_is_not_computed() -> None:
 
 
 def score(
-    row: dict[str, object], heard: str, table: Orthography, normalizer: Normalizer | None
+    row: dict[str, object], heard: str, table: TextTable, normalizer: Normalizer | None
 ) -> tuple[ScoredUtterance, ScoredUtterance]:
     """Return the comparison with a text, and that of normalized texts."""
     config: Any = SimpleNamespace(sample_rate=8000, has_words=True, language="en", text_table=table)
@@ -51,7 +51,7 @@ def test_normalizer_is_given_the_sentence_of_the_corpus() -> None:
     """The text table has dropped the sign that a leaderboard's normalizer reads."""
     normalizer = Normalizer("dollars", "0", lambda text: text.replace("$5", "five dollars"))
     row = {"text": "5", "sentence": "$5"}
-    scored = score(row, "five dollars", orthography("en"), normalizer)
+    scored = score(row, "five dollars", language_table("en"), normalizer)
     assert [utterance.errors.wer for utterance in scored] == [2.0, 0.0]
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.text.normalization import (
-    ORTHOGRAPHIES,
+    TEXT_TABLES,
     describe_normalizer,
     join_segments,
+    language_table,
     languages_with,
     normalize,
-    orthography,
     table_from_stored,
     table_to_store,
     text_table,
@@ -62,7 +62,7 @@ def test_normalize(language: str, text: str, expected: str) -> None:
 
 
 # One language for each table.
-LANGUAGES = [*{repr(table): language for language, table in ORTHOGRAPHIES.items()}.values(), "ja"]
+LANGUAGES = [*{repr(table): language for language, table in TEXT_TABLES.items()}.values(), "ja"]
 
 
 @pytest.mark.parametrize("language", [*LANGUAGES, "xx"])
@@ -77,9 +77,9 @@ def test_normalize_is_idempotent(language: str) -> None:
         assert normalize(normal, language) == normal, ascii(text)
 
 
-@pytest.mark.parametrize("language", [tag for tag, table in ORTHOGRAPHIES.items() if table.letters])
+@pytest.mark.parametrize("language", [tag for tag, table in TEXT_TABLES.items() if table.letters])
 def test_language_keeps_its_own_letters(language: str) -> None:
-    letters = orthography(language).letters
+    letters = language_table(language).letters
     assert normalize(letters.upper().replace("SS", "ß"), language) == letters
 
 
@@ -170,15 +170,15 @@ def test_plain_form_of_a_kept_text_is_that_of_the_transcript(language: str, case
 
 
 def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None:
-    assert text_table("en") == text_table("en", {"case": "lower"}) == orthography("en")
+    assert text_table("en") == text_table("en", {"case": "lower"}) == language_table("en")
     table = text_table("en", {"case": "keep", "punctuation": [".", "%"]})
     for kept in (table, text_table("en", {"numbers": "spell"})):
         assert table_from_stored(json.loads(json.dumps(table_to_store(kept)))) == kept
-    assert table.plain == orthography("en")
+    assert table.plain == language_table("en")
     described = describe_normalizer("en", table)
     assert described.startswith("text table of en: upper and lower case, the letters abc")
     assert described.endswith("z, the marks . %")
-    names = [describe_normalizer(tag, orthography(tag)) for tag in ("tt-Latn", "tt", "ja")]
+    names = [describe_normalizer(tag, language_table(tag)) for tag in ("tt-Latn", "tt", "ja")]
     assert [name.split(":")[0] for name in names] == [
         "text table of tt",
         "text table of all other languages",
@@ -211,8 +211,8 @@ def test_normalizers_have_hashes_of_their_rules() -> None:
     kept = table_normalizer("en", text_table("en", {"case": "keep"}))
     assert kept.name == "text table of en, as written"
     assert len({english.sha256, german.sha256, kept.sha256}) == 3
-    rewrite = dict(reversed([*orthography("de").rewrite.items()]))  # keys in another order
-    reordered = table_normalizer("de", replace(orthography("de"), rewrite=rewrite))
+    rewrite = dict(reversed([*language_table("de").rewrite.items()]))  # keys in another order
+    reordered = table_normalizer("de", replace(language_table("de"), rewrite=rewrite))
     assert reordered.sha256 == german.sha256
 
 

@@ -76,7 +76,7 @@ def test_tokens_of_drawn_sentences_spell_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(tokenizer, "MAX_TEXT_BYTES", 2000)
+    monkeypatch.setattr(tokenizer, "MAX_TRAINING_BYTES", 2000)
     texts = [*SENTENCES * 20, "ñandú ø"]
     assert train(tmp_path, kind, vocab_size and vocab_size + 4, texts).spells(texts)
     assert caplog.messages == ["tokenizer: trained on 34 drawn sentences of 61"]

@@ -1,6 +1,6 @@
 """The input of wav2vec 2.0, HuBERT and WavLM, and Whisper's features.
 
-Legend: B utterances, S samples, T frames of 10 ms, W samples of a window, K frequencies, M mel
+Legend: B utterances, S samples, T features of 10 ms, W samples of a window, K frequencies, M mel
 bins.
 """
 

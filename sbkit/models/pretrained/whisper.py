@@ -1,6 +1,6 @@
 """Whisper's encoder and decoder, with the tensor names of its files.
 
-Legend: B utterances, T frames of 10 ms, U frames of 20 ms, M mel bins, D width, L new tokens, P
+Legend: B utterances, T features of 10 ms, U frames of 20 ms, M mel bins, D width, L new tokens, P
 earlier ones, H heads, V vocabulary.
 
 Source: Radford et al. 2022. Whisper pads every clip to 30 s. Here a clip keeps its length, and its

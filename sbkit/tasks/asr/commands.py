@@ -47,7 +47,7 @@ def add_commands(parser: Parser) -> None:
     add("--out", metavar="DIR", type=Path, help="write one file per recording there")
     again = "transcribe all files again, and overwrite what is in DIR"
     add("--again", action="store_true", help=again)
-    channel = "the channel to transcribe, counted from 0, or each (default: all are mixed)"
+    channel = "the channel to transcribe, counted from 0, or each (default: all are downmixed)"
     add("--channel", metavar="N|each", type=_parse_channel, help=channel)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
@@ -59,7 +59,7 @@ def _parse_channel(text: str) -> int | str:
 
 
 def transcribe(options: Namespace) -> int:
-    """Transcribe files or one source while it plays, and return the exit code."""
+    """Transcribe files or one input while it plays, and return the exit code."""
     if options.pace is not None and not options.live:
         raise ConfigError("`--pace` needs --live.")
     if options.live:

@@ -33,12 +33,12 @@ from sbkit.tasks.asr.session import Event, Final, Partial, Session, StreamingRec
 from sbkit.tasks.vad.predict import open_detector
 
 MICROPHONE = "mic"
-BLOCK_SECONDS = 0.1
+LIVE_BLOCK_SECONDS = 0.1
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 
 
 def transcribe_live(options: Namespace) -> int:
-    """Transcribe one source while it plays; return the exit code.
+    """Transcribe one input while it plays; return the exit code.
 
     Final text goes to standard output, partial text to standard error. As JSON, all events go to
     standard output, one per line.
@@ -55,9 +55,9 @@ def transcribe_live(options: Namespace) -> int:
             print(f"running on {recognizer.runs_on}", file=sys.stderr)
         session = Session(recognizer, detector=open_detector(options))
         show = Display(options.format == "json", options.quiet)
-        (source,) = options.files
+        (file,) = options.files
         rate = recognizer.sample_rate
-        for block in audio_blocks(source, rate, raw_rate=options.raw_rate, pace=options.pace or 0):
+        for block in audio_blocks(file, rate, raw_rate=options.raw_rate, pace=options.pace or 0):
             show(session.push(block))
         show(session.finish())
     return 0
@@ -90,24 +90,24 @@ class Display:
 
 
 def audio_blocks(
-    source: Path | str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
+    file: Path | str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
 ) -> Iterator[Samples]:
-    """Yield the audio of a source in blocks (S,).
+    """Yield the audio of an input in blocks (S,).
 
     Ctrl-C ends the recording of a microphone without interrupting the caller, who can finish what
     was recorded. A second Ctrl-C interrupts.
 
-    source: a file, "-" (standard input) or "mic" (the default microphone).
+    file: a file, "-" (standard input) or "mic" (the default microphone).
     sample_rate: the rate of the blocks in Hz.
     raw_rate: the rate of standard input without a header.
     pace: the speed of a file: 1 for real time, 0 for as fast as it can be read.
     """
-    source = str(source)
-    if source == MICROPHONE:
+    file = str(file)
+    if file == MICROPHONE:
         return _microphone(sample_rate)
-    if source == str(STANDARD):
+    if file == str(STANDARD):
         return _stdin(cast("BufferedReader", sys.stdin.buffer), sample_rate, raw_rate)
-    file_blocks = stream_audio(Path(source), sample_rate, BLOCK_SECONDS)
+    file_blocks = stream_audio(Path(file), sample_rate, LIVE_BLOCK_SECONDS)
     return _paced(file_blocks, sample_rate, pace) if pace else file_blocks
 
 
@@ -135,7 +135,7 @@ class _Unbuffered(io.RawIOBase):
 def _stdin(content: BufferedReader, sample_rate: int, raw_rate: int | None) -> Iterator[Samples]:
     """Yield blocks of a pipe as they arrive; PyAV would wait for the first 64 kB of a WAV."""
     if raw_rate is None and not content.peek(4).startswith(b"RIFF"):
-        return stream_audio(_Unbuffered(content), sample_rate, BLOCK_SECONDS)
+        return stream_audio(_Unbuffered(content), sample_rate, LIVE_BLOCK_SECONDS)
     if raw_rate is not None:
         rate, blocks = raw_rate, _read_pcm(partial(_read_frames, content, 1), raw_rate, channels=1)
     else:
@@ -169,7 +169,7 @@ def _read_frames(content: BinaryIO, channels: int, frames: int) -> bytes:
 
 def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Block]:
     """Yield blocks of the little-endian int16 that ``read`` returns for a number of frames."""
-    while block := read(seconds_to_samples(BLOCK_SECONDS, rate)):
+    while block := read(seconds_to_samples(LIVE_BLOCK_SECONDS, rate)):
         count = len(block) // (2 * channels) * channels
         values = np.frombuffer(block, "<i2", count).reshape(-1, channels)
         yield Block(rate, values.astype(np.float32).mean(1) / np.float32(FULL_SCALE))
@@ -197,7 +197,7 @@ def _microphone(sample_rate: int) -> Iterator[Samples]:
         try:
             stream = sounddevice.RawInputStream(
                 samplerate=sample_rate,
-                blocksize=seconds_to_samples(BLOCK_SECONDS, sample_rate),
+                blocksize=seconds_to_samples(LIVE_BLOCK_SECONDS, sample_rate),
                 channels=1,
                 dtype="int16",
                 callback=lambda data, *_: recorded.put(bytes(data)),

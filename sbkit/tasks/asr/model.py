@@ -141,12 +141,12 @@ class AsrModel(AcousticModel):
         return self.encoder.subsampling.stride
 
     def ctc_log_probs(self, states: Tensor) -> Tensor:
-        """Score every token at every frame, in float32: (B, U, D) -> (B, U, V)."""
-        scores: Tensor = self.ctc_lin(self.linear_stack(states))
-        return scores.float().log_softmax(-1)
+        """Return ln p of every token at every frame, in float32: (B, U, D) -> (B, U, V)."""
+        logits: Tensor = self.ctc_lin(self.linear_stack(states))
+        return logits.float().log_softmax(-1)
 
     def decoder_log_probs(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:
-        """Score every next token, in float32: (B, L), (B, U, D), (B,) -> (B, L + 1, V)."""
+        """Return ln p of every next token, in float32: (B, L), (B, U, D), (B,) -> (B, L + 1, V)."""
         return self._decode(tokens, states, frame_lengths).float().log_softmax(-1)
 
     @torch.no_grad()
@@ -162,9 +162,9 @@ class AsrModel(AcousticModel):
         states = states.float().expand(len(tokens), *states.shape)
         lengths = torch.full((len(tokens),), states.shape[1])
         log_probs = self.decoder_log_probs(tokens[:, :-1], states, lengths)
-        scores = log_probs.gather(2, tokens.unsqueeze(2)).squeeze(2).double()
+        token_log_probs = log_probs.gather(2, tokens.unsqueeze(2)).squeeze(2).double()
         is_after_end = (tokens == self.end_token).cumsum(1) > 1
-        return scores.masked_fill(is_after_end, 0.0).sum(1).cpu().numpy()
+        return token_log_probs.masked_fill(is_after_end, 0.0).sum(1).cpu().numpy()
 
     def check_text_lengths(self, lengths: Sequence[int], ids: Sequence[str]) -> None:
         """Raise DataError for a text longer than the positions of a decoder with own tokens."""

@@ -1,7 +1,7 @@
 """Transcription: audio of any length to text, by a model in a thread of its own.
 
-    sources -> segments -> batches of similar length, across sources -> log-probabilities
-        -> joined at overlaps -> decoded -> a transcript for each source, in their order
+    inputs -> segments -> batches of similar length, across inputs -> log-probabilities
+        -> joined at overlaps -> decoded -> a transcript for each input, in their order
 
 Audio is cut in pauses: where it is quiet, or between the speech that a voice detector finds. If
 there is no pause, two segments overlap. Their log-probabilities are joined at one frame, in the
@@ -21,9 +21,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal, Self, cast
 
-from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioSource, Samples, stream_source
+from sbkit.audio.io import AudioLike, Samples, stream_input
 from sbkit.audio.segments import Segment, Segmenter
 from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.messages import listed, printable
@@ -47,23 +47,23 @@ Channel = int | Literal["each"] | None
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
 EACH: Final = "each"  # of the channels apart
-MAX_CHANNELS = 8  # that are transcribed apart
+MAX_CALL_CHANNELS = 8  # the most channels that are transcribed apart
 READ_AHEAD_SECONDS = 480.0  # of audio, whose segments are batched by length; 15 MB
 
 
 @dataclass(frozen=True)
 class _SegmentResult:
-    """A segment of a source, or the error that ends the source."""
+    """A segment of an input, or the error that ends the input."""
 
     file: str | None  # None for an array or an open file
     segment: Segment | SbkitError
-    is_last: bool = False  # of its source, or of its channel, if all are transcribed apart
-    num_channels: int = 1  # of the source that are transcribed apart
+    is_last: bool = False  # in its input, or in its channel, if channels are transcribed apart
+    num_channels: int = 1  # of the input that are transcribed apart
 
 
 @dataclass(eq=False)
 class OverlapJoiner:
-    """Run the encoder on the segments of sources, and join its output where they overlap."""
+    """Run the encoder on the segments of inputs, and join its output where they overlap."""
 
     bundle: ThreadedBundle
     encode: Callable[[Sequence[Samples]], list[Encoded]]  # takes any number of segments
@@ -80,7 +80,7 @@ class OverlapJoiner:
         outputs = self.encode([segment.samples for segment in segments])
         inputs: list[DecoderInput] = []
         for segment, encoded in zip(segments, outputs, strict=True):
-            if segment.start == 0:  # of a new source; an error may have ended the last one
+            if segment.start == 0:  # of a new input; an error may have ended the last one
                 self.frames_to_skip = 0
             first_sample = self.frames_to_skip * frame_samples
             end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
@@ -162,17 +162,17 @@ class Transcriber(ReopenedWhenUnpickled):
 
     def transcribe(
         self,
-        audio: AudioSource,
+        audio: AudioLike,
         sample_rate: float | None = None,
         *,
         channel: Channel = None,
         nbest: int = 0,
     ) -> Transcript:
-        """Transcribe audio, in any form that `stream_source` takes.
+        """Transcribe audio, in any form that `stream_input` takes.
 
         sample_rate: of an array, in Hz.
-        channel: the one to transcribe, counted from 0; None: all are mixed; "each": up to eight,
-            with a speaker each, are transcribed apart and merged, as by `merge_channels`.
+        channel: the one to transcribe, counted from 0; None: all are downmixed; "each": up to
+            eight, with a speaker each, are transcribed apart and merged, as by `merge_channels`.
         nbest: up to this many of the most probable texts are in `nbest`, and the first is the text.
             A model that decodes greedily uses beam search for them.
         """
@@ -182,11 +182,11 @@ class Transcriber(ReopenedWhenUnpickled):
         return transcript
 
     def __call__(
-        self, audio: AudioSource | list[Path | str], **options: Any
+        self, audio: AudioLike | list[Path | str], **options: Any
     ) -> Transcript | list[Transcript]:
         """Transcribe audio, or each of a list of files, as `transcribe` does with its options."""
         if not (isinstance(audio, list) and all(isinstance(file, Path | str) for file in audio)):
-            return self.transcribe(cast("AudioSource", audio), **options)
+            return self.transcribe(cast("AudioLike", audio), **options)
         transcripts: list[Transcript] = []
         for result in self.stream(audio, **options):
             if isinstance(result, SbkitError):
@@ -196,7 +196,7 @@ class Transcriber(ReopenedWhenUnpickled):
 
     def stream(
         self,
-        audios: Iterable[AudioSource],
+        audios: Iterable[AudioLike],
         sample_rate: float | None = None,
         *,
         on_seconds: Callable[[float], object] | None = None,
@@ -206,7 +206,7 @@ class Transcriber(ReopenedWhenUnpickled):
         channel: Channel = None,
         nbest: int = 0,
     ) -> Iterator[Transcript | SbkitError]:
-        """Yield the transcript of each source, or its error, in their order.
+        """Yield the transcript of each input, or its error, in their order.
 
         Segments are decoded in batches of up to ``read_ahead_seconds``, so the calls below come
         batch by batch, one for each segment.
@@ -215,20 +215,20 @@ class Transcriber(ReopenedWhenUnpickled):
         on_text: called with the text that a segment adds to the transcript.
         phrases: hotwords, for a decoder that takes them; a string is one phrase.
         times: whether words are timed; None for the setting of the Transcriber.
-        channel: of every source, as for `transcribe`. The calls come channel by channel.
+        channel: of every input, as for `transcribe`. The calls come channel by channel.
         nbest: how many of the most probable texts each transcript has, as for `transcribe`.
         """
         if nbest and channel == EACH:
-            raise DataError("`nbest` is for one channel, or for their mix.")
+            raise DataError("`nbest` is for one channel, or for their downmix.")
         hotwords = (phrases,) if isinstance(phrases, str) else tuple(phrases)
         if hotwords and self._bundle.task.decodes_frames:
             hotwords, _ = self._bundle.split_phrases(hotwords)
         times = channel == EACH or (self._times if times is None else times)
         request = ClipBatch(clips=(), times=times, phrases=hotwords, nbest=nbest)
         joiner = OverlapJoiner(self._bundle, self._encode)
-        recognized: list[RecognizedClip] = []  # the segments of the present source
-        last_character = ""  # of the text of the present source
-        channel_transcripts: list[Transcript] = []  # of the present source
+        recognized: list[RecognizedClip] = []  # the segments of the present input
+        last_character = ""  # of the text of the present input
+        channel_transcripts: list[Transcript] = []  # of the present input
         results = self._read(audios, sample_rate, channel)
         for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
             segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
@@ -259,12 +259,12 @@ class Transcriber(ReopenedWhenUnpickled):
                     last_character = ""
 
     def encode(
-        self, audio: AudioSource, sample_rate: float | None = None, *, channel: int | None = None
+        self, audio: AudioLike, sample_rate: float | None = None, *, channel: int | None = None
     ) -> Iterator[tuple[Segment, DecoderInput]]:
-        """Yield the segments of a source with their log-probabilities, and decode nothing.
+        """Yield the segments of an input with their log-probabilities, and decode nothing.
 
         audio, sample_rate: as for `transcribe`.
-        channel: counted from 0; None: all are mixed.
+        channel: counted from 0; None: all are downmixed.
         """
         self._bundle.task.require_frames("Alignment")
         joiner = OverlapJoiner(self._bundle, self._encode)
@@ -283,28 +283,28 @@ class Transcriber(ReopenedWhenUnpickled):
         self._model.close()
 
     def _read(
-        self, audios: Iterable[AudioSource], sample_rate: float | None, channel: Channel
+        self, audios: Iterable[AudioLike], sample_rate: float | None, channel: Channel
     ) -> Iterator[_SegmentResult]:
-        """Read and cut one source after the other; an error ends its source."""
+        """Read and cut one input after the other; an error ends its input."""
         if isinstance(audios, Path | str | IOBase | bytes | Mapping):
-            raise DataError(f"`{str(audios)[:100]}` is a single source. Pass a list of sources.")
+            raise DataError(f"`{str(audios)[:100]}` is a single input. Pass a list of inputs.")
         apart = channel == EACH
         for audio in audios:
             file = str(audio) if isinstance(audio, Path | str) else None
-            blocks = partial(stream_source, audio, sample_rate, self.sample_rate)
-            mixer = ChannelMixer(0 if isinstance(channel, str) else channel)
+            blocks = partial(stream_input, audio, sample_rate, self.sample_rate)
+            downmixer = Downmixer(0 if isinstance(channel, str) else channel)
             try:
-                yield from self._read_channel(file, blocks(mixer), mixer, apart=apart)
-                for index in range(1, mixer.num_channels if apart else 1):
-                    mixer = ChannelMixer(index)
-                    yield from self._read_channel(file, blocks(mixer), mixer, apart=apart)
+                yield from self._read_channel(file, blocks(downmixer), downmixer, apart=apart)
+                for index in range(1, downmixer.num_channels if apart else 1):
+                    downmixer = Downmixer(index)
+                    yield from self._read_channel(file, blocks(downmixer), downmixer, apart=apart)
             except SbkitError as error:
                 yield _SegmentResult(file, error, is_last=True)
 
     def _read_channel(
-        self, file: str | None, blocks: Iterator[Samples], mixer: ChannelMixer, *, apart: bool
+        self, file: str | None, blocks: Iterator[Samples], downmixer: Downmixer, *, apart: bool
     ) -> Iterator[_SegmentResult]:
-        """Cut one channel of a source, or its mix; raises SbkitError.
+        """Cut one channel of an input, or its downmix; raises SbkitError.
 
         apart: whether all channels are transcribed apart.
         """
@@ -312,19 +312,19 @@ class Transcriber(ReopenedWhenUnpickled):
         num_channels = 1  # unless they are transcribed apart
         for segment in self._segmenter.split(blocks):
             if apart:
-                num_channels = mixer.num_channels
-            if num_channels > MAX_CHANNELS:
+                num_channels = downmixer.num_channels
+            if num_channels > MAX_CALL_CHANNELS:
                 fault = f"{file or 'The audio'} has {num_channels} channels, but at most "
                 raise AudioError(
-                    "too many channels", f"{fault}{MAX_CHANNELS} are transcribed apart."
+                    "too many channels", f"{fault}{MAX_CALL_CHANNELS} are transcribed apart."
                 )
             if previous is not None:
                 yield _SegmentResult(file, previous, num_channels=num_channels)
             previous = segment
         assert previous is not None  # there is always a segment, which may be empty
-        if mixer.fault:
+        if downmixer.fault:
             logger.warning(
-                f"The two channels of {file or 'the audio'} {mixer.fault}, but are mixed. "
+                f"The two channels of {file or 'the audio'} {downmixer.fault}, but are downmixed. "
                 "Choose one as `channel`, counted from 0, or transcribe each."
             )
         yield _SegmentResult(file, previous, is_last=True, num_channels=num_channels)

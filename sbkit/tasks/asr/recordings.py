@@ -23,7 +23,7 @@ from sbkit.runtime.runtimes import model_options
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.tasks.vad.predict import open_detector
 
-COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
+INPUT_BLOCK_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
     check_rate("`--raw-rate`", raw_rate)
     # The header of a WAV cannot hold the length of more than 4 GB.
     with soundfile.SoundFile(file, "w", raw_rate, 1, "PCM_16", format="W64") as audio:
-        while block := sys.stdin.buffer.read(COPY_BYTES):
+        while block := sys.stdin.buffer.read(INPUT_BLOCK_BYTES):
             audio.buffer_write(block[: len(block) // 2 * 2], "int16")
 
 

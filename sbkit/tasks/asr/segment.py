@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sbkit.tasks.asr.alignment import AlignedSentence
 
 TABLE_FILE, LEFT_OUT_FILE = "segments.csv", "left_out.tsv"
-COLUMNS = ("id", "path", "offset", "duration", "text", "score")
+SEGMENT_COLUMNS = ("id", "path", "offset", "duration", "text", "score")
 LEFT_OUT_COLUMNS = ("path", "offset", "score", "text")
 
 
@@ -94,7 +94,7 @@ def segment(options: Namespace) -> None:
             f"of at least {options.min_score:g}; {len(rows) - len(spoken)} are not heard, and "
             f"{len(spoken) - len(written)} have a lower score ({options.out / LEFT_OUT_FILE})"
         )
-        table.write(COLUMNS, written, summary)
+        table.write(SEGMENT_COLUMNS, written, summary)
 
 
 def _to_row(recording: str, sentence: "AlignedSentence") -> Row:

@@ -176,7 +176,7 @@ class Utterance:
     has_space: bool = False  # whether a space is in them
     is_spoken: bool = False  # whether any frame had a token
     longest_gap: tuple[bool, int] = (False, 0)  # near the limit: if it is between words, frames
-    cut_frame: int = 0  # its middle
+    cut_frame: int = 0  # the middle of the gap
     cut_beam: Sequence[Hypothesis] = ()  # at its end, since a decoder does not go back
     last_partial: str = ""  # the text of the last `Partial`
 

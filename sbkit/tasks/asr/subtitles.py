@@ -143,7 +143,7 @@ def to_tsv(words: Sequence[Word]) -> str:
 
 
 def channel_label(word: Word) -> str:
-    """Return what stands before the words of a channel: `1:`."""
+    """Return the prefix of the words of a channel: `1:`."""
     return "" if word.channel is None else f"{word.channel}:"
 
 

@@ -60,7 +60,7 @@ class AsrTask(Task):
         return type(self).predict is AsrTask.predict
 
     def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[RecognizedClip]:
-        """Decode CTC's log-probabilities of clips with the decoder of a `sbkit.bundle.Bundle`."""
+        """Decode CTC's log-probabilities of clips with the decoder of an open bundle."""
         inputs = bundle.decoder_inputs(batch.clips) if batch.encode is None else batch.encode()
         inputs = [replace(item, phrases=batch.phrases, nbest=batch.nbest) for item in inputs]
         recognized: list[RecognizedClip] = bundle.decoder_pool.decode(

@@ -1,4 +1,4 @@
-"""A transcript of a source, and of a call, whose speakers have a channel each."""
+"""A transcript of an input, and of a call, whose speakers have a channel each."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,9 +14,9 @@ from sbkit.text.recognized_word import Word
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The text of a source."""
+    """The text of an input."""
 
-    file: str | None  # the name of the source; None for an array or an open file
+    file: str | None  # the name of the input; None for an array or an open file
     text: str
     seconds: float  # of audio
     runs_on: EffectiveRuntime  # where and how the model ran

@@ -24,7 +24,7 @@ Codes = Int64s  # (U, G)
 
 MAGIC = b"sbkit codes 1\n\0\0"
 HEADER = struct.Struct("<16s32sQ")  # magic, hash of the code space, samples
-MAX_FILE_BYTES = 1 << 32  # eight months of codes
+MAX_CODES_BYTES = 1 << 32  # eight months of codes
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def write_codes(file: Path, coded: EncodedAudio, space: CodeSpace, fingerprint: 
 
 def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) -> EncodedAudio:
     """Read a file of `write_codes`; ``frame``: samples of a frame."""
-    content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A file of codes")
+    content = read_regular(file, max_bytes=MAX_CODES_BYTES, subject="A file of codes")
     magic, codec, samples = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
     if magic != MAGIC or codec != fingerprint:
         problem = "is of another codec" if magic == MAGIC else "is not a file of codes"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sbkit.audio.io import FULL_SCALE, AudioSource, Samples, stream_source, to_int16, to_samples
+from sbkit.audio.io import FULL_SCALE, AudioLike, Samples, stream_input, to_int16, to_samples
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
@@ -53,9 +53,9 @@ class Codec(OpenBundle):
         codec = {"sample_rate": rate, "frame": self.frame, "weights": weights}
         self.fingerprint = self.space.fingerprint(**codec)
 
-    def encode(self, audio: AudioSource, sample_rate: float | None = None) -> EncodedAudio:
-        """Encode audio, which `stream_source` reads or converts."""
-        samples = np.concatenate([*stream_source(audio, sample_rate, self.sample_rate)])
+    def encode(self, audio: AudioLike, sample_rate: float | None = None) -> EncodedAudio:
+        """Encode audio, which `stream_input` reads or converts."""
+        samples = np.concatenate([*stream_input(audio, sample_rate, self.sample_rate)])
         return EncodedAudio(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:

@@ -22,7 +22,7 @@ from sbkit.tasks.codec.codes import Codes
 
 logger = logging.getLogger(__name__)
 
-SUMMARY = ("mel_distance", "usage", "perplexity", "entropy")  # metrics shown after a test
+SHOWN_METRICS = ("mel_distance", "usage", "perplexity", "entropy")  # metrics shown after a test
 # Below this share of the usage expected of equally likely codes, a note is logged.
 MIN_USAGE_SHARE = 0.5
 
@@ -110,7 +110,7 @@ class CodecTask(Task):
         ]
 
     def result(self, prediction: CodedUtterance, row: Any, **options: Any) -> CodedUtterance:
-        return prediction  # which is measured on the recording itself
+        return prediction  # the figures, which were measured on the recording itself
 
     def measure(self, results: Sequence[CodedUtterance]) -> Mapping[str, float]:
         """Return the mel distance per frame; usage, perplexity and entropy of the codes.
@@ -135,7 +135,8 @@ class CodecTask(Task):
 
     def describe(self, figures: Figures) -> str:
         """Write the mel distance, and the means over all codebooks."""
-        return ", ".join(describe_values(self.metrics, {name: figures[name] for name in SUMMARY}))
+        shown = {name: figures[name] for name in SHOWN_METRICS}
+        return ", ".join(describe_values(self.metrics, shown))
 
     def report(
         self,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LINES_PER_STEP = 256  # synthesized, then written; a job that is killed loses one step
-COLUMNS = ("path", "text", "duration", "speed", "speaker")
+LINES_PER_BATCH = 256  # synthesized, then written; a job that is killed loses one batch
+CLIP_COLUMNS = ("path", "text", "duration", "speed", "speaker")
 
 
 def add_commands(parser: Parser) -> None:
@@ -120,7 +120,8 @@ def _speak_lines(options: Namespace) -> int:
         rows = table.sorted_rows()
         minutes = sum(row["duration"] for row in rows) / 60
         left_out = f"{plural(num_left_out, 'line')} left out"
-        table.write(COLUMNS, rows, f"{plural(len(rows), 'clip')} ({minutes:.1f} min); {left_out}")
+        summary = f"{plural(len(rows), 'clip')} ({minutes:.1f} min); {left_out}"
+        table.write(CLIP_COLUMNS, rows, summary)
     return PARTLY_DONE if num_left_out else 0
 
 
@@ -150,10 +151,10 @@ def _write_clips(
     num_left_out = 0
     progress = progress_bar("speaking", len(texts))
     with Synthesizer.from_options(options) as voice, progress as advance:
-        for start in range(0, len(texts), LINES_PER_STEP):
-            step = texts[start : start + LINES_PER_STEP]
+        for start in range(0, len(texts), LINES_PER_BATCH):
+            batch = texts[start : start + LINES_PER_BATCH]
             readings: dict[str, Reading] = {}
-            for text in step:
+            for text in batch:
                 try:
                     reading = voice.read(text)
                     if reading.omitted:
@@ -162,7 +163,7 @@ def _write_clips(
                     readings[text] = reading
                 except DataError as error:
                     logger.warning(f"{options.lines}, line {numbers[text]}: left out. {error}")
-            num_left_out += len(step) - len(readings)
+            num_left_out += len(batch) - len(readings)
             clips = [_plan_clip(text, settings) for text in readings]
             signals = voice.synthesize([*readings.values()], [clip["speed"] for clip in clips])
             for clip, signal in zip(clips, signals, strict=True):
@@ -172,7 +173,7 @@ def _write_clips(
                 write_bytes_atomically(file, flac)
                 seconds = samples_to_seconds(len(signal), voice.sample_rate)
                 table.add(clip["text"], [{**clip, "duration": round(seconds, 3)}])
-            advance(len(step))
+            advance(len(batch))
     return num_left_out
 
 

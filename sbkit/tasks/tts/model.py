@@ -78,15 +78,15 @@ def find_durations(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Ten
 
     Each symbol has at least one frame; with more symbols than frames, the last symbols have none.
     """
-    scores = log_probs.detach().float().cpu().numpy().transpose(1, 0, 2)  # (U, B, L)
-    num_frames, num_utterances, num_symbols = scores.shape
-    advances = np.zeros(scores.shape, bool)  # whether the path comes from the symbol before
+    by_frame = log_probs.detach().float().cpu().numpy().transpose(1, 0, 2)  # (U, B, L)
+    num_frames, num_utterances, num_symbols = by_frame.shape
+    advances = np.zeros(by_frame.shape, bool)  # whether the path comes from the symbol before
     best = np.full((num_utterances, num_symbols), 2 * IMPOSSIBLE_LOG_PROB * num_frames)
-    best[:, 0] = scores[0, :, 0]
+    best[:, 0] = by_frame[0, :, 0]
     for frame in range(1, num_frames):
         previous = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)
         advances[frame] = previous > best
-        best = np.maximum(previous, best) + scores[frame]
+        best = np.maximum(previous, best) + by_frame[frame]
     # Follow each path back from its last symbol.
     durations = np.zeros((num_utterances, num_symbols), np.int64)
     lengths = frame_lengths.numpy()
@@ -242,7 +242,7 @@ class Synthesized:
 
     batch: SpokenBatch
     sample_rate: int  # Hz
-    scores: Tensor  # (B, U, L) of the aligner
+    alignment: Tensor  # (B, U, L) ln p of each symbol at each frame, by the aligner
     durations: Tensor  # (B, L) frames of each symbol
     index: Tensor  # (B, U) the symbol of each frame
     is_misaligned: Tensor  # (B,) the text cannot match the audio
@@ -296,17 +296,18 @@ class TtsModel:
     def align(
         self, symbols: Tensor, symbol_lengths: Tensor, features: Tensor, frames: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Score which symbol each frame belongs to, and count frames per symbol on the best path.
+        """Return ln p of each symbol at each frame, and count frames per symbol on the best path.
 
         (B, L), (B,), normalized features (B, U, 2 M), (B,) -> (B, U, L), (B, L). The lengths are on
         the CPU.
         """
         mask = length_mask(symbol_lengths, symbols.shape[1], symbols.device).unsqueeze(2).float()
-        scores = self.aligner(symbols, mask, features).float()
-        scores = scores.masked_fill(mask.transpose(1, 2) == 0, IMPOSSIBLE_LOG_PROB).log_softmax(2)
-        priors = diagonal_priors(scores.shape, frames, symbol_lengths)
-        scores = scores + priors.to(scores.device)
-        return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
+        is_symbol = mask.transpose(1, 2) != 0
+        logits = self.aligner(symbols, mask, features).float()
+        log_probs = logits.masked_fill(~is_symbol, IMPOSSIBLE_LOG_PROB).log_softmax(2)
+        priors = diagonal_priors(log_probs.shape, frames, symbol_lengths)
+        log_probs = log_probs + priors.to(log_probs.device)
+        return log_probs, find_durations(log_probs, frames, symbol_lengths).to(log_probs.device)
 
     def resynthesize(
         self, batch: SpokenBatch, *, drawn_frames: int | None = None, num_examples: int = 0
@@ -325,11 +326,11 @@ class TtsModel:
             target = self.mel_decoder.normalize(raw) * mask
         symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
         text_mask = symbol_mask.unsqueeze(2).float()
-        scores, durations = self.align(batch.symbols, batch.symbol_lengths, target, frames)
+        alignment, durations = self.align(batch.symbols, batch.symbol_lengths, target, frames)
         frame_samples = self.compute_features.frame_samples
         longest = self.aligner.longest_symbol * self.compute_features.sample_rate / frame_samples
         is_misaligned = find_misaligned(durations, batch.symbol_lengths, batch.is_pause, longest)
-        index = frame_index(durations, scores.shape[1])
+        index = frame_index(durations, alignment.shape[1])
         octaves = pad(batch.octaves, (0, raw.shape[1] - batch.octaves.shape[1]))
         pitch_and_energy = (octaves * mask[:, :, 0], target.mean(2))
         variances = torch.stack([mean_by_symbol(x, index, durations) for x in pitch_and_energy], 2)
@@ -347,7 +348,7 @@ class TtsModel:
         return Synthesized(
             batch=batch,
             sample_rate=self.compute_features.sample_rate,
-            scores=scores,
+            alignment=alignment,
             durations=durations,
             index=index,
             is_misaligned=is_misaligned,

@@ -22,7 +22,7 @@ from sbkit.tasks.tts.symbols import PADDING, to_symbols, transcribe_phonemes
 from sbkit.text.languages import parse_language
 from sbkit.text.verbalize import MARKS, spell_out, split_sentences, without_ssml
 
-MAX_TEXT_CHARACTERS = 20_000  # about half an hour of speech
+MAX_SPOKEN_CHARACTERS = 20_000  # about half an hour of speech
 MAX_SENTENCE_CHARACTERS = 300  # longer sentences are split
 MIN_FRAMES = 2  # a graph may treat one frame as a special case
 SYMBOLS_PER_SECOND = 13  # in the English default corpus, with punctuation and spaces
@@ -118,8 +118,8 @@ class Synthesizer(OpenBundle):
         """Turn a text into symbols; raises DataError if it is empty, too long or unreadable."""
         if not text.strip():
             raise DataError("The text is empty.")
-        if len(text) > MAX_TEXT_CHARACTERS:
-            raise DataError(f"The text has more than {MAX_TEXT_CHARACTERS} characters.")
+        if len(text) > MAX_SPOKEN_CHARACTERS:
+            raise DataError(f"The text has more than {MAX_SPOKEN_CHARACTERS} characters.")
         spoken = spell_out(text, self.language)
         texts = split_sentences(spoken.text, MAX_SENTENCE_CHARACTERS)
         sentences: list[list[int]] = []

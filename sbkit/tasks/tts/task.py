@@ -187,7 +187,7 @@ class TtsTask(Task):
         return utterances
 
     def result(self, prediction: SpokenUtterance, row: Any, **options: Any) -> SpokenUtterance:
-        return prediction  # which is measured on the recording itself
+        return prediction  # the figures, which were measured on the recording itself
 
     def measure(self, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
         """Return the distances in nats, the error of the pitch in semitones, and two ratios.

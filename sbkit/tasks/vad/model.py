@@ -1,6 +1,6 @@
 """Voice activity: log-mel features -> causal convolution -> GRU -> one logit per frame.
 
-Legend: B utterances or sessions, S samples, T frames of 10 ms, U frames, M mel bins, D width.
+Legend: B utterances or sessions, S samples, T features of 10 ms, U frames, M mel bins, D width.
 
 A frame sees the audio of its own feature windows, and all audio before them.
 """

@@ -45,13 +45,13 @@ class SpeechEvent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechRules:
-    """How probabilities of frames become segments of speech; times are in seconds.
+    """How probabilities of frames become spans of speech; times are in seconds.
 
     onset: the probability at which speech may begin.
     offset: the probability below which speech may end.
     shortest: the shortest speech: time that its probability stays above ``offset``.
     hang_over: speech ends after this much time below ``offset``.
-    padding: added to both ends of a segment, at most ``hang_over``.
+    padding: added to both ends of a span, at most ``hang_over``.
     """
 
     onset: float = 0.75
@@ -71,14 +71,14 @@ class SpeechState:
     first: int | None = None  # the first frame of possible speech; None in silence
     end: int = 0  # the frame after its last one with speech
     is_speech: bool = False  # whether the possible speech was long enough
-    previous_end: float = 0.0  # of the previous segment, in seconds
+    previous_end: float = 0.0  # of the previous span, in seconds
 
 
 class SpeechModel(Protocol):
     """A model that computes the probability of speech in every frame."""
 
     sample_rate: int  # in Hz
-    step: int  # samples from one frame to the next
+    shift: int  # samples from one frame to the next
     overlap: int  # samples of the next frame that a frame needs
     delay: int  # frames by which its output lags behind the audio
 
@@ -86,7 +86,7 @@ class SpeechModel(Protocol):
         """Return the state before the first sample; `advance` does not change it."""
 
     def advance(self, samples: Samples, state: ModelState) -> tuple[Float32s, ModelState]:
-        """Compute U probabilities from U * step + overlap samples, and the new state."""
+        """Compute U probabilities from U * shift + overlap samples, and the new state."""
 
 
 @dataclass(frozen=True)
@@ -122,25 +122,25 @@ class VoiceDetector:
 
     def push(self, samples: Samples, state: SpeechState) -> tuple[list[SpeechEvent], SpeechState]:
         """Take live samples as `to_samples` does; return the new events and the new state."""
-        step = self.model.step
+        shift = self.model.shift
         pending = np.concatenate([state.samples, to_samples(samples, is_live=True)])
-        frames = max(0, (len(pending) - self.model.overlap) // step)
+        frames = max(0, (len(pending) - self.model.overlap) // shift)
         events: list[SpeechEvent] = []
-        state = replace(state, samples=pending[frames * step :])
+        state = replace(state, samples=pending[frames * shift :])
         if frames:
-            complete = pending[: frames * step + self.model.overlap]
+            complete = pending[: frames * shift + self.model.overlap]
             probabilities, state.model = self.model.advance(complete, state.model)
             events += filter(None, (self._read(p, state) for p in probabilities.tolist()))
         return events, state
 
     def finish(self, state: SpeechState) -> list[SpeechEvent]:
         """End a stream: speech that has not stopped ends with the last sample."""
-        samples = state.frames * self.model.step + len(state.samples)
+        samples = state.frames * self.model.shift + len(state.samples)
         end = samples_to_seconds(samples, self.model.sample_rate)
         return [SpeechEvent("stopped", end, end)] if state.is_speech else []
 
     def speech_segments(self, audio: Samples) -> list[SpeechSegment]:
-        """Return the segments of speech in a whole clip, which `to_samples` converts."""
+        """Return the spans of speech in a whole clip, which `to_samples` converts."""
         events, state = self.push(to_samples(audio), self.start())
         times = [event.seconds for event in (*events, *self.finish(state))]
         return list(map(SpeechSegment, times[::2], times[1::2]))
@@ -170,7 +170,7 @@ class VoiceDetector:
         return None
 
     def _seconds(self, frames: int) -> float:
-        return samples_to_seconds(frames * self.model.step, self.model.sample_rate)
+        return samples_to_seconds(frames * self.model.shift, self.model.sample_rate)
 
 
 class BundleSpeechModel(ReopenedWhenUnpickled):
@@ -183,7 +183,7 @@ class BundleSpeechModel(ReopenedWhenUnpickled):
         self.delay = DELAY_FRAMES
         chunks = self._thread.chunks
         assert chunks is not None
-        self.step = chunks.step
+        self.shift = chunks.step
         self.overlap = chunks.window - chunks.step
         # The ONNX graph takes one frame, because the exporter unrolls a GRU.
         self._one_frame = self._thread.runs_on.runtime != "torch"
@@ -197,7 +197,7 @@ class BundleSpeechModel(ReopenedWhenUnpickled):
     def _run(
         self, samples: Samples, state: ModelState, model: StreamingModel
     ) -> tuple[Float32s, ModelState]:
-        size = self.step + self.overlap if self._one_frame else len(samples)
+        size = self.shift + self.overlap if self._one_frame else len(samples)
         probabilities: list[Float32s] = []
         for first in range(0, len(samples) - self.overlap, size - self.overlap):
             [(log_probs, state)] = model.advance([samples[first : first + size]], [state])
@@ -211,7 +211,7 @@ SileroState = tuple[Float32s, Float32s]  # the recurrent state, and the last SIL
 class SileroModel(ReopenedWhenUnpickled):
     """The ONNX graph of silero-vad as a `SpeechModel`, with frames of 32 ms."""
 
-    sample_rate, step, overlap, delay = 16_000, 512, 0, 0
+    sample_rate, shift, overlap, delay = 16_000, 512, 0, 0
 
     def __init__(self) -> None:
         onnxruntime = require_package("onnxruntime", extra=SILERO)
@@ -228,7 +228,7 @@ class SileroModel(ReopenedWhenUnpickled):
     def advance(self, samples: Samples, state: SileroState) -> tuple[Float32s, SileroState]:
         recurrent, context = state
         probabilities: list[Float32s] = []
-        for frame in samples.reshape(-1, self.step).astype(np.float32) / FULL_SCALE:
+        for frame in samples.reshape(-1, self.shift).astype(np.float32) / FULL_SCALE:
             x = np.concatenate([context, frame])
             inputs = {"input": x[None], "state": recurrent, "sr": np.array(self.sample_rate)}
             probability, recurrent = self._session.run(None, inputs)

@@ -43,7 +43,7 @@ def write_lines(file: Path, lines: Iterable[str]) -> Path:
 
 
 def write_table(folder: Path, rows: Iterable[str]) -> Path:
-    return write_lines(folder / "parts.csv", ["path,offset,duration,text", *rows])
+    return write_lines(folder / "spans.csv", ["path,offset,duration,text", *rows])
 
 
 def whole_table(folder: Path) -> Path:
@@ -53,7 +53,7 @@ def whole_table(folder: Path) -> Path:
     return write_table(folder, [rows[row] for row in np.random.default_rng(0).permutation(10)])
 
 
-def test_parts_are_slices_of_the_whole_file(folder: Path, opened: list[str]) -> None:
+def test_spans_are_slices_of_the_whole_file(folder: Path, opened: list[str]) -> None:
     manifest = read(whole_table(folder))
     assert "talk.mp3-1234-61000" in manifest.ids
     splits = [prepare_manifest(manifest) for _ in range(2)]
@@ -63,8 +63,8 @@ def test_parts_are_slices_of_the_whole_file(folder: Path, opened: list[str]) -> 
         assert split.excluded == []
         rows = sorted(read_rows(split.dataset, range(10)), key=lambda r: int(r["id"].split("-")[1]))
         for name in RECORDINGS:
-            parts = [row["audio"] for row in rows if row["id"].startswith(name)]
-            assert np.array_equal(np.concatenate(parts), read_audio(folder / name))
+            spans = [row["audio"] for row in rows if row["id"].startswith(name)]
+            assert np.array_equal(np.concatenate(spans), read_audio(folder / name))
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,21 @@ def test_times_of_a_part_have_several_names_or_are_named_as_unused(
     manifest = read(write_lines(tmp_path / "a.csv", [f"path,sentence,{header}", row]))
     is_part = "frame" not in header
     expected = (1_500_000, 2_250_000, None) if is_part else (0, None, None)
-    assert [part[1:] for part in manifest.parts] == [expected]
+    assert [span[1:] for span in manifest.spans] == [expected]
     assert ("end, " in caplog.text and "_frame are not used" in caplog.text) == ("frame" in header)
 
 
 @pytest.mark.parametrize(
     ("row", "reason", "detail"),
     [  # row, reason, detail
-        ("talk.flac,-1,2,x", "invalid times of a part", "-1 to 1 s of talk.flac"),
+        ("talk.flac,-1,2,x", "invalid times of a span", "-1 to 1 s of talk.flac"),
         ("talk.flac,10,2,x", "clip listed twice", "names 10 to 12 s of talk.flac"),
         (
             "talk.flac,11.9,0.5,x",
-            "part overlaps another",
+            "span overlaps another",
             "11.9 to 12.4 s of talk.flac overlaps 10 to 12 s of talk.flac, talk-10000-12000",
         ),
-        ("talk.mp3,70,10.06,x", "part beyond the end of its file", "lasts only 80.000 s"),
+        ("talk.mp3,70,10.06,x", "span beyond the end of its file", "lasts only 80.000 s"),
         ("none.flac,0,1,x", "unreadable audio", "none.flac is missing"),
     ],
 )
@@ -123,8 +123,8 @@ def test_part_without_a_start_begins_with_its_file(folder: Path, tmp_path: Path)
     rows = ["talk.flac,hi,,2", "talk.flac,yo,3,4", "talk.flac,no,2026-01-01,6"]
     file = write_lines(folder / "starts.csv", ["path,text,start,end", *rows])
     manifest = read(file)
-    assert [part[1:3] for part in manifest.parts] == [(0, 2_000_000), (3_000_000, 4_000_000)]
-    assert [row.reason for row in manifest.excluded] == ["invalid times of a part"]
+    assert [span[1:3] for span in manifest.spans] == [(0, 2_000_000), (3_000_000, 4_000_000)]
+    assert [row.reason for row in manifest.excluded] == ["invalid times of a span"]
 
 
 def test_part_without_text_displaces_none_that_has_one(folder: Path) -> None:
@@ -135,10 +135,10 @@ def test_part_without_text_displaces_none_that_has_one(folder: Path) -> None:
     assert [row.reason for row in manifest.excluded] == ["clip listed twice"]
 
 
-def test_parts_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
+def test_spans_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
     durations = {"duration_ms": "1000"}
     clips = [replace(clip, columns=durations) for clip in read(whole_table(folder))]
-    with pytest.raises(SbkitError, match="lazy` decodes whole files, but some clips are parts"):
+    with pytest.raises(SbkitError, match="lazy` decodes whole files, but some clips are spans"):
         prepare(clips, audio_store="lazy")
 
 
@@ -155,7 +155,7 @@ def test_every_form_selects_the_channel_of_a_speaker(folder: Path, tmp_path: Pat
     write_lines(tmp_path / "nemo.json", map(json.dumps, nemo))
     for source in ("table.csv", "nemo.json"):
         manifest = read(tmp_path / source)
-        assert [part.channel for part in manifest.parts] == [1, 0], source
+        assert [span.channel for span in manifest.spans] == [1, 0], source
         split = prepare_manifest(manifest)
         assert split.excluded == []
         for row, side in zip(read_rows(split.dataset, range(2)), sides.T[::-1], strict=True):
@@ -172,7 +172,7 @@ def test_channels_that_are_no_channel_of_the_file_are_left_out(tmp_path: Path) -
     manifest = read(tmp_path / "t.csv", columns={"channel": None})
     assert manifest[58].columns["channel"] == "[0, 1]"
     manifest = read(tmp_path / "t.csv")
-    assert [part.channel for part in manifest.parts][:2] == [1, None]
+    assert [span.channel for span in manifest.spans][:2] == [1, None]
     assert [(row.reason, row.detail) for row in manifest.excluded] == [
         ("invalid channel", "[0, 1] is not one channel, counted from 0"),
     ]
