@@ -1,9 +1,9 @@
 """The default recipe on a few pages: from clips to a word error rate, in plain torch.
 
-    python docs/examples/nano.py
+    python -m docs.examples.nano
 
 It is `python train.py hparams/ctc.yaml` without augmentation, language models, and what serves a
-run: checkpoints, devices, several processes, exports. If the augmentation there is off, both have
+run: checkpoints, devices, several processes, exports. Without dropout and augmentation, both have
 the same losses from the same seed: a test checks this. docs/how-it-works/code.md leads on.
 
 Legend: B utterances, S samples, T features of 10 ms, U frames of 40 ms, M mel bins, D width of the

@@ -1,1 +1,1 @@
-"""Audio: files, resampling, segments, features, augmentation, and the codes of a codec."""
+"""Audio: files, resampling, segments, features and augmentation."""

@@ -381,7 +381,7 @@ def read_clips(
     files: tuple[tuple[Path, int], ...], sample_rate: int, max_seconds: float, device: torch.device
 ) -> Clips:
     """Read the start of every file, up to ``max_seconds``, onto a device, as int16."""
-    limit = max(1, round(max_seconds * sample_rate))
+    limit = max(1, seconds_to_samples(max_seconds, sample_rate))
     clips = [torch.from_numpy(read_audio(file, sample_rate)[:limit].copy()) for file, _ in files]
     lengths = torch.tensor([len(clip) for clip in clips])
     starts = lengths.cumsum(0) - lengths

@@ -29,7 +29,7 @@ EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
 MAX_WINDOWS = 256
 MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 
-LEVEL_CHOICES = ("utterance", "running", "none")  # over an utterance, over its frames so far
+LEVEL_CHOICES = ("utterance", "running", "none")  # of it, of its frames so far, or kept
 # In log power. White noise of -65 dBFS (RMS) has 17, so quieter noise is not raised to the level of
 # speech. The test clips of the default corpus have 24.4 to 27.2, and at -30 dB 17.5 to 20.3.
 MIN_LEVEL = 17.0

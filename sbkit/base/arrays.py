@@ -1,4 +1,4 @@
-"""Types of numpy arrays; each name has one meaning in all of sbkit."""
+"""Types of numpy arrays."""
 
 from typing import Any
 
@@ -9,6 +9,6 @@ Array = npt.NDArray[Any]  # an array of any type
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]  # ids and indices
-Counts = npt.NDArray[np.signedinteger[Any]]  # counts and lengths, in 16 to 64 bits
+Counts = npt.NDArray[np.signedinteger[Any]]  # counts, lengths and indices, in 16 to 64 bits
 Bools = npt.NDArray[np.bool_]
 LogProbs = npt.NDArray[np.floating]  # natural logarithms; usually (U, V): frames by tokens

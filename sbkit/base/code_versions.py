@@ -20,14 +20,14 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "6d09f4c7bef34404"),
+    "corpus": CodeVersion(3, "fa419b01d69dbba9"),
     "releases": CodeVersion(1, "314fb1aac24ebb91"),
     "text": CodeVersion(8, "a2947525a91d432c"),
     "token_counts": CodeVersion(1, "09d86703149c525b"),
     "symbols": CodeVersion(2, "389f7815a66b5c8c"),
-    "pitch": CodeVersion(1, "7a706d7dc272f320"),
+    "pitch": CodeVersion(1, "3ca62769dcc1d49b"),
     "speech": CodeVersion(1, "a648ab128536546b"),
-    "data_report": CodeVersion(2, "fb378a813eef2f30"),
+    "data_report": CodeVersion(2, "53d357e1cfbfe9c2"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

@@ -1,4 +1,4 @@
-"""Convert between seconds, samples and frames: no other file does.
+"""Convert between seconds, samples and frames, with the roundings that all files share.
 
 Windows are those of Kaldi's filterbanks, which deployed runtimes compute: 25 ms every 10 ms, and
 only windows that lie entirely within the audio.

@@ -26,7 +26,7 @@ from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_lines_atomically, write_text_atomically
 from sbkit.base.messages import plural
-from sbkit.base.units import samples_to_seconds
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.data.facts import measure_once
 from sbkit.data.manifest import DURATION_COLUMN, Excluded, hash_texts, parse_durations
 from sbkit.data.mix import sources_of
@@ -305,7 +305,7 @@ def encode_clips(
             (audio,) = read_clips(split, [row])
         except SbkitError:
             continue
-        content = encode_mp3(audio[: int(max_seconds * sample_rate)], sample_rate)
+        content = encode_mp3(audio[: seconds_to_samples(max_seconds, sample_rate)], sample_rate)
         clip = base64.b64encode(content).decode()
         max_characters -= len(clip)
         if max_characters < 0:

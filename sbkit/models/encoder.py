@@ -1,7 +1,7 @@
 """The encoder of every task: (audio, audio_lengths) -> (states, frame_lengths).
 
-Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
-frame, D model width, V vocabulary, L tokens.
+Legend: B utterances, S samples, T features, U frames of the encoder, M values of a
+feature, D model width, V vocabulary, L tokens.
 
 A YAML declares it as one part, `encoder`, which takes audio, or as three: `compute_features`, `CNN`
 and `Transformer`. These classes own no parameters: the one ModuleList of the YAML owns them all.

@@ -1,7 +1,7 @@
 """The parts of an encoder: how modules of any origin are called, from audio to states.
 
-Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M features
-of a frame, D model width.
+Legend: B utterances, S samples, T features, U frames of the encoder, L tokens, M values
+of a feature, D model width.
 
 A part takes a batch and its lengths, and returns frames and their number:
 

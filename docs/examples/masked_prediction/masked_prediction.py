@@ -1,6 +1,6 @@
 """Predict the codes of masked frames, without labels: model and task of BEST-RQ (Chiu et al. 2022).
 
-B utterances, S samples, T frames of features, M mel bins, U frames of the encoder, V codes.
+B utterances, S samples, T features, M mel bins, U frames of the encoder, V codes.
 """
 
 from typing import Any

@@ -2,8 +2,8 @@
 
 Whisper's Transformer may also have its decoder, `PretrainedTransformer`.
 
-Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
-frame, C channels, D width.
+Legend: B utterances, S samples, T features, U frames of the encoder, M values of a
+feature, C channels, D width.
 
 All take `config`, keyed as the `config.json` of the pretrained model. Each has a ``body`` that
 implements a family, with the tensor names of its file.

@@ -1,7 +1,7 @@
 """Encoders that transformers runs, each with the feature extractor of its folder.
 
-Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
-frame, D width.
+Legend: B utterances, S samples, T features, U frames of the encoder, M values of a
+feature, D width.
 
 Only the classes of the table are built, from sizes and rates; code beside a model is never run.
 """

@@ -1,6 +1,6 @@
 """A recognizer: encoder -> linear_stack -> ctc_lin, and attention decoder -> seq_lin.
 
-Legend: B utterances, S samples, T frames of features, U frames of the encoder, L tokens, M mel
+Legend: B utterances, S samples, T features, U frames of the encoder, L tokens, M mel
 bins, D model width, V vocabulary.
 
 Training, transcription and export all call this model.

@@ -16,6 +16,7 @@ from sbkit.audio.decode import Signal
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed, printable
+from sbkit.base.units import seconds_to_samples
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.tasks.tts.symbols import PADDING, to_symbols, transcribe_phonemes
@@ -142,7 +143,8 @@ class Synthesizer(OpenBundle):
 
     def _with_pauses(self, audio: Iterator[Signal], count: int, speed: float) -> Iterator[Signal]:
         """Yield the next ``count`` sentences, each but the last with the pause after it."""
-        pause = np.zeros(round(PAUSE_SECONDS / speed * self.sample_rate), np.float32)
+        num_samples = seconds_to_samples(PAUSE_SECONDS / speed, self.sample_rate)
+        pause = np.zeros(num_samples, np.float32)
         for number, sentence in enumerate(islice(audio, count), 1):
             yield sentence if number == count else np.concatenate([sentence, pause])
 

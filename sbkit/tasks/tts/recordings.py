@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.segments import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import Array
+from sbkit.base.units import seconds_to_samples
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.shard import Row
 from sbkit.tasks.tts.symbols import PAUSE_SYMBOLS, to_symbols
@@ -43,7 +44,7 @@ def track_pitch(samples: Samples, sample_rate: int, frame: int) -> Hertz:
 
     Source: Boersma 1993 (Praat's `To Pitch (ac)`): the best path through the frames' candidates.
     """
-    width = round(WINDOW_SECONDS * sample_rate) // 2 * 2
+    width = seconds_to_samples(WINDOW_SECONDS, sample_rate) // 2 * 2
     count = max(1, -(-len(samples) // frame))
     side = (width - frame) // 2
     padded = np.pad(samples.astype(np.float32) / FULL_SCALE, (side, width + frame))
