@@ -28,7 +28,7 @@ from sbkit.data.corpus import (
     ROLES,
     USUAL_SPLITS,
     Corpus,
-    Row,
+    CorpusRow,
     SettingValues,
     deal_speakers,
     parse_split_shares,
@@ -98,7 +98,7 @@ class OwnData(Corpus):
         files = chain.from_iterable(split.files for split in self._splits.values())
         return [[file.path, file.version] for file in files]
 
-    def read(self, split: str) -> Iterator[Row]:
+    def read(self, split: str) -> Iterator[CorpusRow]:
         """Yield the rows of tables in blocks, and the files with audio inside."""
         if split in self._splits:
             for rows in self._read(self._splits[split]):

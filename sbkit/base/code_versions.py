@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "fa419b01d69dbba9"),
+    "corpus": CodeVersion(3, "abe7a3ad2ea4df37"),
     "releases": CodeVersion(1, "314fb1aac24ebb91"),
     "text": CodeVersion(8, "a2947525a91d432c"),
     "token_counts": CodeVersion(1, "09d86703149c525b"),

@@ -12,7 +12,7 @@ from sbkit.checkpoint.weights import part_names_of_model
 from sbkit.config.document import dotted
 
 MAX_PART_DEPTH = 2  # as of Transformer.encoder.0
-Row = tuple[str, ...]
+PartRow = tuple[str, ...]
 
 
 def part_lines(run: CheckedRun) -> Iterable[str]:
@@ -29,11 +29,13 @@ def part_lines(run: CheckedRun) -> Iterable[str]:
     return align_columns([title, *in_model, separator, *_rows(run, outside.items())])
 
 
-def _rows(run: CheckedRun, parts: Iterable[tuple[str, nn.Module]], above: Row = ()) -> list[Row]:
+def _rows(
+    run: CheckedRun, parts: Iterable[tuple[str, nn.Module]], above: PartRow = ()
+) -> list[PartRow]:
     """Return the rows of parts, and of the parts below them; equal layers are one, such as 0-5."""
     described = [(name, _describe(run, (*above, name), part)) for name, part in parts]
     groups = groupby(described, lambda item: (item[0].isdecimal() or item[0], item[1]))
-    rows: list[Row] = []
+    rows: list[PartRow] = []
     for (_, ((kind, count, *facts), *below)), layers in groups:
         first, *others = [name for name, _ in layers]
         name = f"{first}-{others[-1]}" if others else first
@@ -42,7 +44,7 @@ def _rows(run: CheckedRun, parts: Iterable[tuple[str, nn.Module]], above: Row = 
     return rows
 
 
-def _describe(run: CheckedRun, path: Row, part: nn.Module) -> list[Row]:
+def _describe(run: CheckedRun, path: PartRow, part: nn.Module) -> list[PartRow]:
     """Return the row of a part, without its name, and the rows below it."""
     parameters, optimizers = [*part.parameters()], run.brain.optimizers_dict or {}
     learning = {id(parameter) for parameter in parameters if parameter.requires_grad}

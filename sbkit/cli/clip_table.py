@@ -25,7 +25,7 @@ from sbkit.base.messages import printable
 MAX_STEM = 50  # characters of a recording's name in the ids of its utterances
 
 Item = TypeVar("Item")
-Row = dict[str, Any]
+OutputRow = dict[str, Any]
 
 
 class Share(NamedTuple):
@@ -59,7 +59,7 @@ class ClipTable:
 
     file: Path
     progress: FileIO
-    rows: dict[str, list[Row]] = field(default_factory=dict)
+    rows: dict[str, list[OutputRow]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
 
     def unfinished(self, items: Sequence[str]) -> list[str]:
@@ -73,7 +73,7 @@ class ClipTable:
                     f"{file} has changed since {self.file} was written. Choose another --out."
                 )
 
-    def add(self, item: str, rows: list[Row], **size: int) -> None:
+    def add(self, item: str, rows: list[OutputRow], **size: int) -> None:
         """Finish an item; `size`: in bytes, of one that is a file."""
         self.rows[item] = rows
         self.write_progress({"item": item, "rows": rows, **size})
@@ -102,10 +102,10 @@ class ClipTable:
         self.rows |= {entry["item"]: entry["rows"] for entry in entries}
         self.sizes |= {entry["item"]: entry["size"] for entry in entries if "size" in entry}
 
-    def sorted_rows(self) -> list[Row]:
+    def sorted_rows(self) -> list[OutputRow]:
         return [row for item in sorted(self.rows) for row in self.rows[item]]
 
-    def write(self, columns: Sequence[str], rows: Iterable[Row], summary: str) -> None:
+    def write(self, columns: Sequence[str], rows: Iterable[OutputRow], summary: str) -> None:
         """Write the table and print a line about it."""
         content = io.StringIO()
         writer = csv.DictWriter(content, columns, extrasaction="ignore", lineterminator="\n")

@@ -30,7 +30,7 @@ DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 
 SettingValues = Mapping[str, Any]  # the plain values of a YAML
-Row = Clip | Excluded | Manifest | AudioTable  # of a corpus, or a block of rows
+CorpusRow = Clip | Excluded | Manifest | AudioTable  # of a corpus, or a block of rows
 
 
 class Corpus:
@@ -72,7 +72,7 @@ class Corpus:
         """Return all splits, among which the key ``splits`` chooses."""
         return [*chain.from_iterable(self.splits().values())]
 
-    def read(self, split: str) -> Iterable[Row]:
+    def read(self, split: str) -> Iterable[CorpusRow]:
         """Return the rows of one split: clips and what is excluded, or whole blocks of rows."""
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class JoinedCorpora(Corpus):
         files = [corpus.files() for corpus in self.corpora.values()]
         return None if None in files else [*chain.from_iterable(filter(None, files))]
 
-    def read(self, split: str) -> Iterable[Row]:
+    def read(self, split: str) -> Iterable[CorpusRow]:
         # The name of one folder may be the end of another name: fr and sps-fr.
         name = max((name for name in self.corpora if split.endswith(f"-{name}")), key=len)
         corpus, own_split = self.corpora[name], split.removesuffix(f"-{name}")

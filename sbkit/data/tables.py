@@ -65,7 +65,7 @@ NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
 CLIPS_FOLDER = "clips"  # of a Common Voice release
 DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
 
-Row = dict[str, str]  # the text of each column
+TextRow = dict[str, str]  # the text of each column
 
 
 @dataclass(frozen=True)
@@ -450,7 +450,7 @@ def _unique_keys(pairs: Sequence[tuple[str, Any]], file: object = "The line") ->
 def collect_objects(file: str, numbered: Iterator[tuple[int, Any]]) -> Iterator[Table]:
     """Yield batches of objects, each with its number in the file, as rows of texts."""
     while batch := list(islice(numbered, BATCH_ROWS)):
-        rows: dict[int, Row] = {}
+        rows: dict[int, TextRow] = {}
         excluded: list[Excluded] = []
         other_values: dict[str, tuple[int, object]] = {}
         for number, values in batch:

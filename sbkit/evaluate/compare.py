@@ -42,7 +42,7 @@ COSTS = {"parameters": ("M parameters", 1e6, ".1f"), "train_seconds": ("minutes"
 OUTPUT_FOLDER = "output_folder"  # a key of every run's YAML
 COMPUTED_PREFIXES = ("<", "!apply:")  # of paths in the run folder, and of computed values
 
-Settings = Mapping[str, Any]
+RunSettings = Mapping[str, Any]
 
 
 class ComparedRun(NamedTuple):
@@ -269,13 +269,13 @@ def _cells(row: FigureDict, rates: Sequence[str], costs: Sequence[str]) -> tuple
 # ---- settings
 
 
-def differing_settings(runs: Mapping[str, Settings]) -> dict[str, Settings]:
+def differing_settings(runs: Mapping[str, RunSettings]) -> dict[str, RunSettings]:
     """Return the value of each differing setting in each run, by the runs' names; null if missing.
 
     A value within an object that follows from a setting is left out: `CNN.d_model` of `d_model`.
     Beside a bundle, which knows a few settings only, these are compared.
     """
-    differing: dict[str, Settings] = {}
+    differing: dict[str, RunSettings] = {}
     are_runs = all(OUTPUT_FOLDER in settings for settings in runs.values())
     names = dict.fromkeys(chain.from_iterable(runs.values()))
     if not are_runs:
@@ -294,7 +294,7 @@ def differing_settings(runs: Mapping[str, Settings]) -> dict[str, Settings]:
     return differing
 
 
-def describe_settings(differing: Mapping[str, Settings]) -> Iterator[str]:
+def describe_settings(differing: Mapping[str, RunSettings]) -> Iterator[str]:
     """Yield a line for each differing setting: `lr: 0.0025 in A and C, 0.001 in B`."""
     if differing:
         yield "settings that differ:"

@@ -39,7 +39,7 @@ Record = dict[str, Any]  # a line of the log, parsed from JSON
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class LoggedFigures:
     """Measurements at a step; ``metrics`` holds those of the recipe by name.
 
     logged: means of the parts of the loss, of gradients, of training sources, and of `Brain.log`.
@@ -63,7 +63,7 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepFigures(Figures):
+class StepFigures(LoggedFigures):
     """Figures of the steps since the last logged step."""
 
     kind: ClassVar[str] = "step"
@@ -75,7 +75,7 @@ class StepFigures(Figures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochFigures(Figures):
+class EpochFigures(LoggedFigures):
     """Figures of a validation, and of its epoch so far; ``valid_loss``: None without a set."""
 
     kind: ClassVar[str] = "epoch"
@@ -86,7 +86,7 @@ class EpochFigures(Figures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitFigures(Figures):
+class SplitFigures(LoggedFigures):
     """Metrics of a test set, at the epoch and step of the weights; ``decoder``: None if none."""
 
     kind: ClassVar[str] = "test"
@@ -165,7 +165,7 @@ class RunLog:
         self._curves = _open_tensorboard(folder / "tensorboard", resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
-    def write(self, figures: Figures) -> None:
+    def write(self, figures: LoggedFigures) -> None:
         """Add a line to the log, and a point to each curve of TensorBoard."""
         record = figures.as_record()
         with os_errors_name(self._path):

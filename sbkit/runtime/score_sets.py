@@ -18,7 +18,7 @@ from sbkit.checkpoint.run_config import require_trusted
 from sbkit.config.hparams import read_spec
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import SPS_TABLE, read_spontaneous
-from sbkit.data.corpus import Corpus, Row, SettingValues
+from sbkit.data.corpus import Corpus, CorpusRow, SettingValues
 from sbkit.data.prepared import prepare
 from sbkit.data.read_manifests import choose_files, find_files, read_files
 from sbkit.data.sampler import EvalSampler
@@ -95,14 +95,14 @@ def table_settings(model: Path, **given: object) -> dict[str, object]:
 class UserSet(Corpus):
     """A corpus of one test set."""
 
-    def __init__(self, settings: SettingValues, name: str, rows: Sequence[Row]) -> None:
+    def __init__(self, settings: SettingValues, name: str, rows: Sequence[CorpusRow]) -> None:
         super().__init__(settings)
         self._name, self._rows = name, rows
 
     def roles(self) -> dict[str, tuple[str, ...]]:
         return {"train": (), "valid": (), "test": (self._name,)}
 
-    def read(self, split: str) -> Sequence[Row]:
+    def read(self, split: str) -> Sequence[CorpusRow]:
         return self._rows
 
 
@@ -120,7 +120,7 @@ def prepare_user_set(
     path = path.absolute()
     if not path.exists():
         raise DataError(f"{path} does not exist.", file=str(path))
-    rows: Sequence[Row]
+    rows: Sequence[CorpusRow]
     if path.match(SPS_TABLE.format("*")):
         rows = [read_spontaneous(path, None, columns)]
     else:

@@ -43,7 +43,7 @@ from sbkit.runtime.model_thread import (
 NUM_WARM_UPS = 3  # runs of each shape: CUDA graphs first run it, then record it, then replay it
 PRECISION_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the products' precision
-Row = TypeVar("Row")
+BatchRow = TypeVar("BatchRow")
 
 
 class TorchModel(nn.ModuleList):
@@ -327,7 +327,7 @@ class CompiledModel(TorchModel):
                 outputs += super().advance(*zip(*padded, strict=True))[: len(batch)]
         return outputs
 
-    def _split(self, rows: list[Row]) -> list[list[Row]]:
+    def _split(self, rows: list[BatchRow]) -> list[list[BatchRow]]:
         size = self._shapes.batch_sizes[-1]
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 

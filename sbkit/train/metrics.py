@@ -27,7 +27,7 @@ from sbkit.logs.run_log import (
     SOURCE_LOSS,
     VALID,
     EpochFigures,
-    Figures,
+    LoggedFigures,
     RunLog,
     StepFigures,
     require_free_name,
@@ -332,7 +332,7 @@ class TrainingMetrics:
         self._write(figures)
         return figures
 
-    def _write(self, figures: Figures) -> None:
+    def _write(self, figures: LoggedFigures) -> None:
         with raise_on_all_ranks(OSError):
             if self._log is not None:
                 self._log.write(figures)

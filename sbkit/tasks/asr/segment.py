@@ -14,7 +14,7 @@ from sbkit.base.errors import DataError
 from sbkit.base.files import read_text_lines, require_writable, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.cli.arguments import Parser
-from sbkit.cli.clip_table import Row, open_clip_table, utterance_id
+from sbkit.cli.clip_table import OutputRow, open_clip_table, utterance_id
 
 if TYPE_CHECKING:
     from sbkit.tasks.asr.alignment import AlignedSentence
@@ -97,8 +97,8 @@ def segment(options: Namespace) -> None:
         table.write(SEGMENT_COLUMNS, written, summary)
 
 
-def _to_row(recording: str, sentence: "AlignedSentence") -> Row:
-    row: Row = {"path": recording, "offset": None, "text": sentence.text, "score": None}
+def _to_row(recording: str, sentence: "AlignedSentence") -> OutputRow:
+    row: OutputRow = {"path": recording, "offset": None, "text": sentence.text, "score": None}
     if sentence.score is not None:
         row |= {
             "id": utterance_id(recording, sentence.start),

@@ -17,7 +17,7 @@ from sbkit.base.errors import PARTLY_DONE, ConfigError, DataError
 from sbkit.base.files import read_text_lines, require_writable, to_json
 from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
-from sbkit.cli.clip_table import ClipTable, Row, Share, open_clip_table
+from sbkit.cli.clip_table import ClipTable, OutputRow, Share, open_clip_table
 
 if TYPE_CHECKING:
     from sbkit.tasks.tts.predict import Reading
@@ -177,7 +177,7 @@ def _write_clips(
     return num_left_out
 
 
-def _plan_clip(text: str, settings: Mapping[str, Any]) -> Row:
+def _plan_clip(text: str, settings: Mapping[str, Any]) -> OutputRow:
     """Return the row of a text's clip, without its duration.
 
     Its file and speed follow from a hash of text, voice and speeds, so voices can share a folder.
