@@ -243,8 +243,8 @@ def _load_onnx(
     return model
 
 
-class OpenBundle(ReopenedWhenUnpickled):
-    """A bundle whose task has graphs, such as a codec's `encode` and `decode`.
+class GraphRunner(ReopenedWhenUnpickled):
+    """Run the graphs of an open bundle, such as a codec's `encode` and `decode`.
 
     command, prediction: a command of sbkit, and what the task of its bundles predicts.
     settings: the plain data that callers of the graphs need.

@@ -19,11 +19,11 @@ from sbkit.audio.io import FULL_SCALE, AudioLike, Samples, stream_input, to_int1
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.runtimes import GraphRunner
 from sbkit.tasks.codec.codes import Codes, CodeSpace, EncodedAudio
 
 
-class Codec(OpenBundle):
+class Codec(GraphRunner):
     """A codec, opened from a bundle: encodes audio, and decodes codes.
 
     frame: the number of samples of a frame.

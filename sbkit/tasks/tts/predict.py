@@ -18,7 +18,7 @@ from sbkit.base.errors import DataError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import seconds_to_samples
 from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.runtimes import GraphRunner
 from sbkit.tasks.tts.symbols import PADDING, to_symbols, transcribe_phonemes
 from sbkit.text.languages import parse_language
 from sbkit.text.verbalize import MARKS, spell_out, split_sentences, without_ssml
@@ -53,7 +53,7 @@ class Speech:
         return self.audio
 
 
-class Synthesizer(OpenBundle):
+class Synthesizer(GraphRunner):
     """A TTS model, opened from a bundle; language: the language tag of the texts it reads.
 
     options: `device`, `runtime` and `precision`, as for `load_bundle`.
