@@ -17,7 +17,7 @@ from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
 
 PACKAGE = "festvox-ru"
-LANGUAGE = "ru"
+CORPUS_LANGUAGE = "ru"
 SPEAKER = "nsh"
 _PROMPT = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна многоэтажных домов." )
 
@@ -29,12 +29,12 @@ class FestvoxRu(Corpus):
 
     def files(self) -> list[Path]:
         """Return the release folder; fetch it if it is missing."""
-        return [ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)]
+        return [ensure_release(PACKAGE, CORPUS_LANGUAGE, (PACKAGE,), write_release)]
 
     def read(self, split: str) -> Iterator[Manifest]:
         """Read one split."""
         options = TableOptions.from_settings(self.settings)
-        return read_releases({LANGUAGE: self.files()[0]}, split, options)
+        return read_releases({CORPUS_LANGUAGE: self.files()[0]}, split, options)
 
     def about(self) -> Mapping[str, str]:
         return {"license": "BSD-like"}
@@ -55,7 +55,7 @@ def write_release(root: Path, release: Path) -> None:
                 path=f"{id}.flac",
                 sentence=sentence,
                 gender="male_masculine",
-                locale=LANGUAGE,
+                locale=CORPUS_LANGUAGE,
             )
         )
     write_tsvs(release, rows)

@@ -20,12 +20,12 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "abe7a3ad2ea4df37"),
-    "releases": CodeVersion(1, "314fb1aac24ebb91"),
-    "text": CodeVersion(8, "a2947525a91d432c"),
+    "corpus": CodeVersion(3, "451b4ffa922680ad"),
+    "releases": CodeVersion(1, "2dbc33177ac4c396"),
+    "text": CodeVersion(8, "ccf2aa9cbd2f1f08"),
     "token_counts": CodeVersion(1, "09d86703149c525b"),
-    "symbols": CodeVersion(2, "389f7815a66b5c8c"),
-    "pitch": CodeVersion(1, "3ca62769dcc1d49b"),
+    "symbols": CodeVersion(2, "29749a55689bb55d"),
+    "pitch": CodeVersion(1, "5293dd0d868edfe2"),
     "speech": CodeVersion(1, "a648ab128536546b"),
     "data_report": CodeVersion(2, "53d357e1cfbfe9c2"),
 }

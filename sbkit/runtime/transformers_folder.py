@@ -46,7 +46,7 @@ from sbkit.text.languages import parse_language, primary_language, whisper_langu
 from sbkit.text.normalization import language_table, table_to_store
 from sbkit.text.verbalize import languages_with_numbers
 
-TASK = "sbkit.tasks.asr.task.TextOnlyAsrTask"
+TEXT_TASK = "sbkit.tasks.asr.task.TextOnlyAsrTask"
 WHISPER_CLASS = "WhisperForConditionalGeneration"
 CTC = ("HubertForCTC", "ParakeetForCTC", "Wav2Vec2BertForCTC", "Wav2Vec2ForCTC", "WavLMForCTC")
 UNSUPPORTED = ("auto_map", "adapter_attn_dim")  # code; adapters, which lie in further files
@@ -60,7 +60,7 @@ def read_transformers(folder: Path, language: str) -> BundleContents:
     code = primary_language(parse_language(language))
     numbers = code if code in languages_with_numbers() else ""  # Whisper writes digits
     config = BundleConfig(
-        task=TASK,
+        task=TEXT_TASK,
         sample_rate=read_feature_settings(folder)["sampling_rate"],
         model=(),
         parts={},
@@ -68,7 +68,7 @@ def read_transformers(folder: Path, language: str) -> BundleContents:
         normalizer=replace(language_table(language), numbers=numbers),
     )
     digests = {"weights": hash_weights(folder), "language_models": None}
-    return BundleContents(config, load_task(TASK), digests=digests)
+    return BundleContents(config, load_task(TEXT_TASK), digests=digests)
 
 
 def load_transformers(contents: BundleContents, folder: Path, placement: Placement) -> TorchModel:

@@ -44,8 +44,15 @@ from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 
-TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
-PATHS = (TRANSCRIPTIONS, SPEECH, "/v1/realtime", "/v1/audio/voices", "/v1/models", "/health/ready")
+TRANSCRIPTIONS, SPEECH_ROUTE = "/v1/audio/transcriptions", "/v1/audio/speech"
+PATHS = (
+    TRANSCRIPTIONS,
+    SPEECH_ROUTE,
+    "/v1/realtime",
+    "/v1/audio/voices",
+    "/v1/models",
+    "/health/ready",
+)
 LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 PAGE_POLICY = (  # the page is one file, and sends requests only to this server
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
@@ -89,7 +96,7 @@ class Service:
         self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, queues)))
         routes = [
             self._post(TRANSCRIPTIONS, answer_transcription, self.limits.max_bytes),
-            self._post(SPEECH, answer_speech, MAX_SPEECH_BYTES),
+            self._post(SPEECH_ROUTE, answer_speech, MAX_SPEECH_BYTES),
             WebSocketRoute("/v1/realtime", self._realtime),
             Route("/v1/realtime", self._no_upgrade),
             Route("/v1/audio/voices", self._voices),
@@ -106,7 +113,7 @@ class Service:
         app: ASGIApp = Router(routes, redirect_slashes=False, default=_no_path)
         app = guard(app, self.keys, self.origins)
         app = TrustedHostMiddleware(app, allowed_hosts=hosts, www_redirect=False)
-        app = Observer(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics)
+        app = Observer(app, paths=(TRANSCRIPTIONS, SPEECH_ROUTE), metrics=self.metrics)
         return CORSMiddleware(
             app,
             allow_origins=self.origins,

@@ -54,7 +54,7 @@ SUBPROTOCOL = "realtime"  # one of those that browsers offer
 # Base64 as browsers and URLs write it: with line breaks, other characters for + and /, unpadded.
 BASE64_VARIANTS = str.maketrans("-_", "+/", " \t\r\n=")
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
-GOING_AWAY, FAILED = 1001, 1011  # WebSocket close codes
+GOING_AWAY, INTERNAL_ERROR = 1001, 1011  # WebSocket close codes
 
 
 @dataclass
@@ -122,7 +122,9 @@ class RealtimeSession:
         except Exception as error:
             with suppress(WebSocketDisconnect):
                 await self._fail(error)
-                await self.socket.close(FAILED, "Internal server error; see the server log.")
+                await self.socket.close(
+                    INTERNAL_ERROR, "Internal server error; see the server log."
+                )
         finally:
             request_facts.get()["audio_seconds"] = self._now
 

@@ -62,7 +62,7 @@ _NAMES_OF_MARKS |= {"CAMNUC": ": ", "COMMA": ", ", "LITTLE": ", ", "WORD": " "}
 _DOTTED_NAME = re.compile(r"(?<![\w.-])(?:[^\W\d_][\w-]*\.)+[^\W\d_][\w-]+")  # "example.com"
 _CLAUSE = re.compile(rf"([,.;:?!]+)(?=[\s\"'»”)\]{UNSPACED_LETTERS}]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
-_SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
+_TEXT_END = re.compile(r"(?<=[.?!])\s+")
 _SPELLED_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
 _NEXT_WORD = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
 # The tags of SSML 1.1 and of its vendors (<amazon:effect ...>), comments and the XML declaration.
@@ -147,7 +147,7 @@ def without_ssml(text: str) -> SpokenText:
 def split_sentences(spoken: str, max_length: int) -> list[str]:
     """Split the text of `spell_out` into sentences, and long ones at a comma or a space."""
     parts: list[str] = []
-    for sentence in _SENTENCE_END.split(spoken):
+    for sentence in _TEXT_END.split(spoken):
         while len(sentence) > max_length:
             positions = (sentence.rfind(sign, 0, max_length) for sign in (", ", " "))
             cut = next((position + 1 for position in positions if position > 0), max_length)

@@ -58,8 +58,8 @@ INIT_REQUIREMENT = "be a run folder or a bundle for `init_from`"
 INIT_FIX = "Name another one."
 # Keys of the YAML
 PRETRAINED, REVISION, ENCODER_CONFIG = "pretrained", "pretrained_revision", "encoder_config"
-DIFFERS, SAMPLE_RATE, FEATURES = "init_from_differs", "sample_rate", "compute_features"
-LANGUAGE, TEXT = "language", "text"
+DIFFERS, SAMPLE_RATE_KEY, FEATURES = "init_from_differs", "sample_rate", "compute_features"
+LANGUAGE_KEY, TEXT_KEY = "language", "text"
 
 
 def init_folders(settings: Mapping[str, Any]) -> list[Path]:
@@ -119,9 +119,9 @@ def initialize_from(
             f"`init_from`: none of the tensors in {place} fits by name and shape ({names})."
         )
     loaded_parts = {name.partition(".")[0] for name in (*loaded, *by_token)}
-    compared = [SAMPLE_RATE, FEATURES]
+    compared = [SAMPLE_RATE_KEY, FEATURES]
     if task.label_file == TOKENIZER_FILE and not loaded_parts.isdisjoint(task.heads):
-        compared += [LANGUAGE, TEXT]
+        compared += [LANGUAGE_KEY, TEXT_KEY]
     declared = [check_same_settings(folder, root, compared) for folder in folders]
     lines = [f"init_from {place}: {len(loaded)} tensors are loaded{_names(loaded)}"]
     if by_token:
@@ -251,16 +251,18 @@ def _settings_of_folder(folder: Path) -> dict[str, Plain]:
     if not (folder / WEIGHTS_FILE).is_file():
         return _settings_of_yaml(read_spec(folder / RUN_YAML).tree)
     config = BundleFiles(folder).config
-    settings = {SAMPLE_RATE: config.sample_rate, LANGUAGE: config.language or "und"}
+    settings = {SAMPLE_RATE_KEY: config.sample_rate, LANGUAGE_KEY: config.language or "und"}
     features = {FEATURES: config.parts[FEATURES]} if FEATURES in config.parts else {}
-    return {**settings, **features, TEXT: _text(config.text_table)}
+    return {**settings, **features, TEXT_KEY: _text(config.text_table)}
 
 
 def _settings_of_yaml(root: Mapping[str, Any]) -> dict[str, Plain]:
-    keys = (SAMPLE_RATE, FEATURES, LANGUAGE)
+    keys = (SAMPLE_RATE_KEY, FEATURES, LANGUAGE_KEY)
     settings = {key: SpecWriter(key, {}).write(root[key]) for key in keys if key in root}
-    if LANGUAGE in root:
-        settings[TEXT] = _text(text_table(str(root[LANGUAGE]), plain_value(root.get(TEXT))))
+    if LANGUAGE_KEY in root:
+        settings[TEXT_KEY] = _text(
+            text_table(str(root[LANGUAGE_KEY]), plain_value(root.get(TEXT_KEY)))
+        )
     return settings
 
 
@@ -271,7 +273,7 @@ def _text(table: TextTable) -> dict[str, Plain]:
 
 
 def _differs(key: str, theirs: Plain, ours: Plain) -> bool:
-    if key == LANGUAGE:  # languages may share a text table
+    if key == LANGUAGE_KEY:  # languages may share a text table
         return language_table(str(theirs)) != language_table(str(ours))
     return bool(theirs != ours)
 

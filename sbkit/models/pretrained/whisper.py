@@ -19,20 +19,20 @@ from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.pretrained.blocks import ACTIVATIONS, Attention, Config, layer_norm
 from sbkit.models.transformer import attend
 
-KERNEL, STRIDE = 3, 2  # of the second convolution
+WHISPER_KERNEL, WHISPER_STRIDE = 3, 2  # of the second convolution
 SINUSOID_BASE = 10_000.0
 
 
 class WhisperConvs(nn.Module):
     """Convolve twice, and halve the frames: (B, T, M), (B,) -> (B, U, D), (B,)."""
 
-    subsampling = Subsampling(STRIDE, 2 - KERNEL + STRIDE)
+    subsampling = Subsampling(WHISPER_STRIDE, 2 - WHISPER_KERNEL + WHISPER_STRIDE)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config["hidden_size"]
-        self.conv1 = FrameConv(config["num_mel_bins"], width, KERNEL, padding=1)
-        self.conv2 = FrameConv(width, width, KERNEL, STRIDE, padding=1)
+        self.conv1 = FrameConv(config["num_mel_bins"], width, WHISPER_KERNEL, padding=1)
+        self.conv2 = FrameConv(width, width, WHISPER_KERNEL, WHISPER_STRIDE, padding=1)
         self.activation = ACTIVATIONS[config["hidden_act"]]
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from sbkit.data.shard import Row
 from sbkit.tasks.tts.symbols import PAUSE_SYMBOLS, to_symbols
 from sbkit.text.vocabulary import ClassLabels
 
-MIN_HZ, MAX_HZ = 70.0, 450.0
+MIN_PITCH_HZ, MAX_HZ = 70.0, 450.0
 WINDOW_SECONDS = 0.05  # more than three periods of the lowest pitch
 NUM_CANDIDATES = 8  # of a frame, besides "unvoiced"
 UNVOICED_STRENGTH = 0.5  # voiced frames have a higher autocorrelation at their period
@@ -52,7 +52,7 @@ def track_pitch(samples: Samples, sample_rate: int, frame: int) -> Hertz:
     frames = frames - frames.mean(1, keepdims=True)  # (U, W)
     window = np.hanning(width).astype(np.float32)
     correlation = _autocorrelation(frames * window) / _autocorrelation(window)
-    lags = np.arange(int(sample_rate / MAX_HZ), int(sample_rate / MIN_HZ) + 2)
+    lags = np.arange(int(sample_rate / MAX_HZ), int(sample_rate / MIN_PITCH_HZ) + 2)
     before, at, after = (correlation[:, lags + shift] for shift in (-1, 0, 1))  # (U, N)
     is_peak = (at >= before) & (at > after)
     levels = np.abs(frames).max(1, keepdims=True)
@@ -69,7 +69,7 @@ def _best_path(hertz: Array, strengths: Array, scale: float) -> Hertz:
     """Choose a candidate for each frame, or unvoiced: (U, K), (U, K), scale of costs -> (U,)."""
     hertz = np.pad(hertz, ((0, 0), (1, 0)))
     strengths = np.pad(strengths, ((0, 0), (1, 0)), constant_values=UNVOICED_STRENGTH)
-    octaves = np.log2(np.maximum(hertz, MIN_HZ))
+    octaves = np.log2(np.maximum(hertz, MIN_PITCH_HZ))
     voiced = hertz > 0
     cost = JUMP_COST * np.abs(octaves[1:, None] - octaves[:-1, :, None])  # (U - 1, K, K)
     cost = np.where(voiced[1:, None] == voiced[:-1, :, None], cost, VOICING_COST)
@@ -101,10 +101,10 @@ def pitch_text(samples: Samples, sample_rate: int, frame: int) -> str:
 
 
 def interpolate(pitch: Hertz) -> Hertz:
-    """Interpolate octaves linearly between voiced frames, without any as MIN_HZ: (U,) -> (U,)."""
+    """Interpolate octaves linearly between voiced frames, without any as MIN_PITCH_HZ: (U,) -> (U,)."""
     voiced = np.flatnonzero(pitch)
     if not len(voiced):
-        return np.full_like(pitch, MIN_HZ)
+        return np.full_like(pitch, MIN_PITCH_HZ)
     octaves = np.interp(np.arange(len(pitch)), voiced, np.log2(pitch[voiced]))
     hertz: Hertz = np.exp2(octaves).astype(np.float32)
     return hertz
