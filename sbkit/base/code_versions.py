@@ -25,7 +25,7 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "text": CodeVersion(8, "ccf2aa9cbd2f1f08"),
     "token_counts": CodeVersion(1, "09d86703149c525b"),
     "symbols": CodeVersion(2, "29749a55689bb55d"),
-    "pitch": CodeVersion(1, "5293dd0d868edfe2"),
+    "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
     "speech": CodeVersion(1, "a648ab128536546b"),
     "data_report": CodeVersion(2, "53d357e1cfbfe9c2"),
 }

@@ -22,13 +22,13 @@ from sbkit.data.shard import Row
 from sbkit.tasks.tts.symbols import PAUSE_SYMBOLS, to_symbols
 from sbkit.text.vocabulary import ClassLabels
 
-MIN_PITCH_HZ, MAX_HZ = 70.0, 450.0
+MIN_PITCH_HZ, MAX_PITCH_HZ = 70.0, 450.0
 WINDOW_SECONDS = 0.05  # more than three periods of the lowest pitch
 NUM_CANDIDATES = 8  # of a frame, besides "unvoiced"
 UNVOICED_STRENGTH = 0.5  # voiced frames have a higher autocorrelation at their period
 MIN_AMPLITUDE = 0.02  # of the loudest frame's
 # Costs are in units of autocorrelation; costs of transitions are for frames 10 ms apart.
-OCTAVE_COST = 0.03  # per octave below MAX_HZ: without it, twice a period is as good as one
+OCTAVE_COST = 0.03  # per octave below MAX_PITCH_HZ: without it, twice a period is as good as one
 JUMP_COST = 0.75  # per octave; Boersma's 0.35 leaves 1.5 times as many jumps
 VOICING_COST = 0.14  # between a frame with a pitch and one without
 
@@ -52,12 +52,12 @@ def track_pitch(samples: Samples, sample_rate: int, frame: int) -> Hertz:
     frames = frames - frames.mean(1, keepdims=True)  # (U, W)
     window = np.hanning(width).astype(np.float32)
     correlation = _autocorrelation(frames * window) / _autocorrelation(window)
-    lags = np.arange(int(sample_rate / MAX_HZ), int(sample_rate / MIN_PITCH_HZ) + 2)
+    lags = np.arange(int(sample_rate / MAX_PITCH_HZ), int(sample_rate / MIN_PITCH_HZ) + 2)
     before, at, after = (correlation[:, lags + shift] for shift in (-1, 0, 1))  # (U, N)
     is_peak = (at >= before) & (at > after)
     levels = np.abs(frames).max(1, keepdims=True)
     is_peak &= levels > MIN_AMPLITUDE * levels.max(initial=0)
-    strengths = np.where(is_peak, at - OCTAVE_COST * np.log2(lags * MAX_HZ / sample_rate), -1)
+    strengths = np.where(is_peak, at - OCTAVE_COST * np.log2(lags * MAX_PITCH_HZ / sample_rate), -1)
     shifts = 0.5 * (before - after) / np.minimum(before - 2 * at + after, -1e-6)
     best = np.argpartition(strengths, -NUM_CANDIDATES, axis=1)[:, -NUM_CANDIDATES:]  # (U, K)
     hertz = sample_rate / np.take_along_axis(lags + shifts.clip(-0.5, 0.5), best, 1)
@@ -101,7 +101,7 @@ def pitch_text(samples: Samples, sample_rate: int, frame: int) -> str:
 
 
 def interpolate(pitch: Hertz) -> Hertz:
-    """Interpolate octaves linearly between voiced frames, without any as MIN_PITCH_HZ: (U,) -> (U,)."""
+    """Interpolate octaves between voiced frames; without any, MIN_PITCH_HZ: (U,) -> (U,)."""
     voiced = np.flatnonzero(pitch)
     if not len(voiced):
         return np.full_like(pitch, MIN_PITCH_HZ)
