@@ -1,7 +1,9 @@
 """The example docs/examples/nano.py: it trains and transcribes as train.py does."""
 
 import json
+import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,19 @@ def test_losses_and_texts_are_those_of_train_py(
     nano_texts = [nano.transcribe(model, clip, characters) for clip in test_clips]
     assert nano_texts == [texts[clip.text] for clip in test_clips]
     assert all(nano_texts)
+
+
+def test_the_command_trains_and_prints_the_word_errors(
+    asterisk_english: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_clips = nano.read_clips
+    num_words = sum(len(clip.text.split()) for clip in islice(read_clips("test"), 3))
+    monkeypatch.setattr(nano, "read_clips", lambda split: islice(read_clips(split), 3))
+    monkeypatch.setattr(nano, "train", partial(nano.train, num_epochs=1))
+    nano.main()
+    *losses, errors = capsys.readouterr().out.splitlines()
+    assert losses and all(line.startswith("step ") for line in losses)
+    assert re.fullmatch(rf"WER [\d.]+% \(\d+ errors in {num_words} words\)", errors)
 
 
 def test_errors_are_counted() -> None:
