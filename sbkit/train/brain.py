@@ -6,7 +6,7 @@ and counts, or a plain mean as in SpeechBrain.
 
     fit -> on_fit_start (SpeechBrain's: `init_optimizers`, then the last checkpoint is loaded)
         -> _fit_epochs -> _fit_train -> set_scheduled_rate
-                                     -> fit_batch -> TrainingStep.forward (the recipe's methods)
+                                     -> fit_batch -> DdpStep (the recipe's methods)
                                                   -> optimizers_step -> TrainingStep.update
                                      -> _validate_if_due (`valid_interval_steps`)
                        -> _fit_valid -> evaluate_splits -> evaluate_batch
@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError, translate
 from sbkit.base.machine import warn_of_unused_gpu
-from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
+from sbkit.base.ranges import KEYS
 from sbkit.base.stores import store_patience
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
@@ -78,6 +78,7 @@ from sbkit.train.optimizers import (
     with_lr_scale,
 )
 from sbkit.train.ownership import OwnerCheck, all_within, device_errors, prepare_helpers
+from sbkit.train.run_options import check_hooks, read_run_options
 from sbkit.train.schedule import Position, parse_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, as_losses, detached
 from sbkit.train.stopping import (
@@ -97,31 +98,7 @@ Batches = Iterable[Any]  # a loader
 SplitLoaders = Mapping[str, Batches]  # by the name of the split
 LoaderOptions = Mapping[str, Any] | None
 
-# SpeechBrain's options and hooks without an effect here, and what to do instead
-REFUSED_OPTIONS = {
-    "data_parallel_backend": "Start one process per device with torchrun",
-    "profile_training": "Run torch.profiler around `fit_batch`",
-    "auto_mix_prec": "Set precision: fp16",
-    "bfloat16_mix_prec": "Set precision: bf16",
-    "compile_module_keys": "Leave it out: all modules are compiled",
-    **dict.fromkeys(("jit", "jit_module_keys"), "Set compile: True"),
-    **dict.fromkeys(
-        ("compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"),
-        "Blocks are compiled for any shape, and for the losses of an uncompiled run",
-    ),
-}
-UNCALLED_HOOKS = {
-    "update_average": "Return the loss to average from `fit_batch` and `evaluate_batch`",
-    "_should_save_intra_epoch_ckpt": "Set ckpt_interval_minutes or ckpt_interval_steps",
-}
-HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` calls them
-    ("check_loss_isfinite", "check_gradients"),
-    "Call it in your own `fit_batch`; here steps that are not finite are skipped",
-)
-
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
-# Of a script of SpeechBrain's, whose other keys may mean something else.
-NUMBERS = {name: range_ for name, range_ in RANGES.items() if isinstance(range_, Range)}
 PHASES = {  # titles of the progress bar
     "valid": "validating",
     "test": "testing",
@@ -572,7 +549,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.on_fit_batch_start(batch, self.should_step)
         with self.no_sync(not self.should_step), memory_errors(batch):
             with self.training_ctx:
-                outputs, objective = self.training_step.forward(batch)
+                outputs, objective = self.training_step.ddp(batch)
             optimizers = self.optimizers_dict or {}
             self.training_step.backward(batch, objective, optimizers, self.scaler)
         if self.should_step:
@@ -926,6 +903,11 @@ def open_metrics(brain: Brain, epochs: Iterable[int], train_set: Batches) -> Non
 # ---- a step
 
 
+def has_own_step(brain: Brain) -> bool:
+    """Return whether a recipe has a `fit_batch` of its own."""
+    return type(brain).fit_batch is not Brain.fit_batch
+
+
 def seeded(brain: Brain, batch: object) -> AbstractContextManager[None]:
     """Seed random numbers from the position in the run, so that a resumed run draws the same.
 
@@ -1000,15 +982,13 @@ def averaging_error(brain: Brain) -> float:
     brain.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
     brain.evaluate_splits(brain.evaluator.loaders, Stage.VALID, phase="averaging")
     brain.stop_if_signaled()
-    return brain.evaluator.error()
+    return brain.evaluator.error(brain.evaluator.measure_splits())
 
 
 def end_validation(brain: Brain, loss: float, epoch: int) -> None:
     """Log a validation, save, and tell the user."""
-    values = brain.evaluator.measure_splits()
+    values = brain.evaluator.end_validation(epoch)  # before the save, which has its result
     best = best_key(brain.evaluator.metrics)
-    error = -values[best.name] if best.max_key else values[best.name]
-    brain.evaluator.validations += ((epoch, error),)  # before the save, which has them
     num_averaged = int(getattr(brain.hparams, "average_checkpoints", 1))
     figures = brain.training_metrics.log_epoch(
         epoch,
@@ -1035,40 +1015,3 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
         with raise_on_all_ranks(Exception):  # the user's code may raise any
             if rank() == 0:
                 brain.on_epoch(figures.as_record())
-
-
-# ---- SpeechBrain's options and hooks
-
-
-def read_run_options(
-    hparams: Mapping[str, object], run_opts: RunOptions | Mapping[str, object] | None
-) -> dict[str, Any]:
-    """Collect the run options of a YAML; ``run_opts`` take precedence."""
-    if isinstance(run_opts, RunOptions):
-        overrides = {name: run_opts[name] for name in run_opts.overridden_args}
-    else:
-        overrides = dict(run_opts or {})
-    names = RunOptions().as_dict()
-    options = {**{name: hparams[name] for name in names if name in hparams}, **overrides}
-    plain_types = (bool, int, float, str, list)  # an object belongs to the recipe
-    plain = {name: value for name, value in hparams.items() if isinstance(value, plain_types)}
-    require_in_range({**plain, **options}, NUMBERS)
-    for name, instead in REFUSED_OPTIONS.items():
-        if options.get(name):
-            raise ConfigError(
-                f"`{name}` must be off, but is {options[name]}. {instead}.", keys=(name,)
-            )
-    return options
-
-
-def has_own_step(brain: Brain) -> bool:
-    """Return whether a recipe has a `fit_batch` of its own."""
-    return type(brain).fit_batch is not Brain.fit_batch
-
-
-def check_hooks(kind: type[sb.Brain], *, has_own_step: bool) -> None:
-    """Raise ConfigError for a recipe that overrides a hook that is never called."""
-    uncalled = UNCALLED_HOOKS if has_own_step else UNCALLED_HOOKS | HOOKS_UNCALLED_BY_STEP
-    for name, instead in uncalled.items():
-        if getattr(kind, name) is not getattr(sb.Brain, name):
-            raise ConfigError(f"`{name}` of {kind.__name__} is never called. {instead}.")

@@ -96,11 +96,16 @@ class Evaluator:
                 values |= {f"{split}/{name}": value for name, value in measured.items()}
         return values
 
-    def error(self) -> float:
-        """Return the metric that ranks checkpoints, negated if higher is better."""
+    def end_validation(self, epoch: int) -> dict[str, float]:
+        """Measure the splits as `measure_splits` does, and add their error to `validations`."""
+        values = self.measure_splits()
+        self.validations += ((epoch, self.error(values)),)
+        return values
+
+    def error(self, values: Mapping[str, float]) -> float:
+        """Return the value of the metric that ranks checkpoints, negated if higher is better."""
         name, metric = next(iter(self.metrics.items()))
-        value = self.measure_splits()[name]
-        return value if metric.lower_is_better else -value
+        return values[name] if metric.lower_is_better else -values[name]
 
 
 def mean_over_ranks(losses: Sequence[Loss]) -> float:

@@ -93,9 +93,6 @@ class TrainingStep:
         """Begin a global batch: copy the running statistics, in case its step is skipped."""
         self._buffers.save()
 
-    def forward(self, batch: object) -> tuple[object, Objective]:
-        return self.ddp(batch)
-
     def backward(
         self,
         batch: object,

@@ -20,7 +20,8 @@ from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import NAMED_VALUES
 from sbkit.data.prepared import DATA_KEYS
 from sbkit.models.encoder import AUDIO_PART_KEYS
-from sbkit.train.brain import REFUSED_OPTIONS, Brain
+from sbkit.train.brain import Brain
+from sbkit.train.run_options import REFUSED_OPTIONS
 from tests.runs import ROOT
 
 
