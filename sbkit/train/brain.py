@@ -108,7 +108,7 @@ PHASES = {  # titles of the progress bar
 
 
 class ResumedPosition(NamedTuple):
-    """The position in a checkpoint, until the resumed epoch goes on."""
+    """The position in a checkpoint, until the resumed epoch continues."""
 
     random: State | None = None  # the state of the generators
     accumulation: int | None = None  # micro-batches of a step
@@ -311,8 +311,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
             valid_loaders = as_loaders(self, valid_set, Stage.VALID, valid_loader_kwargs)
             self.evaluator.loaders = valid_loaders
         show_progress = not self.noprogressbar if progressbar is None else progressbar
-        # A run, which has loaders by `make_brain`, seeds the global generators at each step; a
-        # recipe of SpeechBrain's draws from them.
+        # A run, whose Brain `make_brain` gave its loaders, seeds the global generators at each
+        # step. A SpeechBrain recipe draws from them as they are.
         has_own_numbers = self.loaders is not None
         if has_own_numbers and epoch_counter is not self.hparams.epoch_counter:
             raise ConfigError(
@@ -361,7 +361,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             if stopping.stops_early:
                 break
             if valid_set is not None:
-                stopping.save()  # one that dies while it validates resumes at the epoch's end
+                stopping.save()  # a run that dies in the validation resumes at the epoch's end
             self.step = 0
             self._fit_valid(valid_set, epoch, show_progress)
             ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
@@ -428,7 +428,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
         The counters of the run stay as they are.
         """
-        # Its weights are random.
+        # Without a checkpoint, its weights are random.
         is_untrained = self.task is not None and not self.optimizer_step
         if is_untrained and newest_checkpoint(Path(self.checkpointer.checkpoints_dir)) is None:
             raise BundleError(f"{self.run_folder} has no checkpoint, so nothing can be tested yet.")
@@ -442,7 +442,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.tested = [best.meta] if best else []
         count = int(getattr(self.hparams, "average_checkpoints", 1))
         if isinstance(self.checkpointer, Checkpointer) and (
-            # An export would go on with an earlier choice.
+            # Otherwise an export would use an earlier choice.
             count > 1 or AveragedCheckpoints.read(self.checkpointer.checkpoints_dir) is not None
         ):
             if self.loaders is not None:
@@ -463,18 +463,19 @@ class Brain(sb.Brain):  # type: ignore[misc]
         count = length_of(train_set)
         log_every = getattr(self.hparams, "log_every", KEYS["log_every"].default)
         is_planned = isinstance(getattr(train_set, "batch_sampler", None), RankSampler)
-        self._validate_if_due(epoch)  # the run died in it
+        self._validate_if_due(epoch)  # if the run died in that validation
         for batch, is_last in self._training_batches(train_set):
             if self.stopping.is_over(self.optimizer_step):
                 break
-            # In steps, because a schedule must not depend on the accumulation
+            # Counted in steps, because a schedule must not depend on the accumulation
             factor = self.grad_accumulation_factor
             self.epoch_share = self.step // factor / -(-count // factor) if count else 0.0
             self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
             self.step += 1
             self._is_last = is_last
             steps_before = self.optimizer_step
-            # Here, so that an own `fit_batch` follows the schedule and draws as a resumed run.
+            # Here, because a recipe's own `fit_batch` must follow the schedule, too, and draw the
+            # same numbers after a resume.
             set_scheduled_rate(self)
             with device_errors(self), seeded(self, batch) if is_planned else seeded_draws([]):
                 objective = self.fit_batch(batch)
@@ -514,7 +515,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.zero_grad(set_to_none=True)
         sampler = getattr(train_set, "batch_sampler", None)
         if isinstance(sampler, RankSampler):
-            if self._resumed.accumulation is not None:  # the same steps, of other micro-batches
+            if self._resumed.accumulation is not None:  # the same steps, in other micro-batches
                 steps = self.step // self._resumed.accumulation
                 self.step = steps * self.grad_accumulation_factor
             sampler.set_epoch(epoch, start=self.step)
