@@ -22,13 +22,7 @@ from torch import nn
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import nearest, plural
 from sbkit.check import causes, cost, data, dry_run, parameters, settings
-from sbkit.check.checked_run import (
-    CPU_OPTIONS,
-    CheckedRun,
-    Finding,
-    Measurements,
-    has_device,
-)
+from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, Cost, Finding, has_device
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
 from sbkit.distributed.device import ON_CPU
@@ -79,10 +73,11 @@ CONSEQUENCES = {"shapes", "causes"}  # left out where another error has their pl
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """The findings and measurements of the checks of a run."""
+    """The findings of the checks of a run, and the rest that `CheckedRun` has for the screen."""
 
     findings: list[Finding]
-    measured: Measurements = field(default_factory=Measurements)
+    initial_weights: list[str] = field(default_factory=list)
+    cost: Cost | None = None
 
 
 def check_run(
@@ -113,7 +108,9 @@ def check_run(
                 advance(1)
     reported = {f.where for f in findings if f.stops and f.check not in CONSEQUENCES}
     findings = [f for f in findings if f.check not in CONSEQUENCES or f.where not in reported]
-    return CheckResult(findings=_unique(findings), measured=run.measured)
+    return CheckResult(
+        findings=_unique(findings), initial_weights=run.initial_weights, cost=run.cost
+    )
 
 
 @contextmanager
@@ -128,8 +125,9 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
     with TemporaryDirectory(prefix="sbkit-check") as scratch:
         with quiet(), reporting(show_progress=False):
             scratch_spec = spec.with_overrides(**{OUTPUT_FOLDER: scratch})
-            write_label_files(scratch_spec, data)
-            built = build_run(scratch_spec, data, placement)
+            scratch_data = replace(data, spec=scratch_spec)
+            write_label_files(scratch_data)
+            built = build_run(scratch_data, placement)
             if not isinstance(model := built.hparams["model"], nn.ModuleList):
                 raise ConfigError(
                     f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}.",
@@ -140,11 +138,9 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
             helpers = helper_digests(brain)
             small_steps = dry_run.take_small_steps(built, brain, reached)
         run = CheckedRun(
-            spec=spec,
             data=data,
             built=built,
             brain=brain,
-            optimizers=list((brain.optimizers_dict or {}).values()),
             reached=reached,
             helpers=helpers,
             dry_run=small_steps,
@@ -154,10 +150,10 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
         yield run
 
 
-def check_before_training(spec: RunSpec, data: RunData) -> None:
+def check_before_training(data: RunData) -> None:
     """Check a run before its first step: log the notes, raise ConfigError for errors."""
     with as_single_process(), MainProcessContext():  # SpeechBrain would wait for the other ranks
-        findings = check_run(spec, data=data).findings
+        findings = check_run(data.spec, data=data).findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
         if not finding.stops:

@@ -152,33 +152,35 @@ def megabytes(count: float) -> str:
 
 
 @dataclass(kw_only=True)
-class Measurements:
-    """Measurements of the checks besides their findings, for `sbkit check` to print."""
-
-    initial_weights: list[str] = field(default_factory=list)  # lines about where training starts
-    cost: Cost | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckedRun:
     """A run that is checked.
 
+    data: the run up to its labels; nothing in it changes.
     built: the run as the check builds it, in a scratch folder: nothing of the run changes.
     brain: a Brain of these objects on the CPU, made as that of the run is.
     reached: every object within the objects and the Brain, before any step, with its path.
     helpers: hashes of the frozen modules beside the model, before any step.
     dry_run: the results of small steps of the Brain.
+    initial_weights, cost: found by checks, for `sbkit check` to print: lines about the weights that
+        training starts from, and what was measured.
     """
 
-    spec: RunSpec
     data: RunData
     built: PreparedRun
     brain: Brain
-    optimizers: list[Optimizer]
     reached: Sequence[tuple[Keys, object]] = field(repr=False)
     helpers: Mapping[str, str]
     dry_run: DryRun
-    measured: Measurements = field(default_factory=Measurements)
+    initial_weights: list[str] = field(default_factory=list)
+    cost: Cost | None = None
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.data.spec
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return list((self.brain.optimizers_dict or {}).values())
 
     @property
     def model(self) -> nn.ModuleList:

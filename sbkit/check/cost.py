@@ -55,7 +55,7 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
     """Report a batch that is too large for the memory, or checkpoints too large for the disk."""
     if not has_device(run.spec) or run.sampler is None:
         return  # nothing can be measured for another machine
-    cost = run.measured.cost = measure_cost(run, run.sampler)
+    cost = run.cost = measure_cost(run, run.sampler)
     if cost.fp32_step_seconds is not None and cost.fp32_step_seconds < cost.step_seconds:
         yield run.note(
             "precision",

@@ -248,14 +248,14 @@ def check_run_folder(run: CheckedRun) -> None:
     if folder.is_dir():
         newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
-            require_own_folder(run.spec, describe_run(run.spec, run.data, run.helpers))
+            require_own_folder(run.spec, describe_run(run.data, run.helpers))
             check_weights(run.built.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(run: CheckedRun) -> None:
     """Refuse, as training does, a `pretrained` or `init_from` without weights for the model."""
     if not has_checkpoint(run.spec.folder):
-        run.measured.initial_weights = load_initial_weights(run.built)
+        run.initial_weights = load_initial_weights(run.built)
 
 
 @concerning("export_formats")

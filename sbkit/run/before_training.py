@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 def measure_start(run: PreparedRun, brain: Brain) -> None:
     """Score the recognizer that a run starts from, if it does; write and log the figures."""
     folder, splits = run.spec.folder, run.loaders.splits
-    if has_checkpoint(folder) or not isinstance(run.data.recipe, AsrTask):
+    if has_checkpoint(folder) or not isinstance(run.recipe, AsrTask):
         return
     with rank0_then_others():
         (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # that of an earlier start
@@ -66,7 +66,7 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
             return
         if bundle is None:
             return
-        rewrite = transcript_normalizer(bundle.config.text_table, run.data.labels.tags)
+        rewrite = transcript_normalizer(bundle.config.text_table, run.labels.tags)
         entries = _score(run, brain, bundle, splits.evaluated(), rewrite)
         del bundle
         return_freed_memory()

@@ -53,7 +53,7 @@ def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
 
     Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
     """
-    folder, decodes_frames = run.spec.folder, run.data.recipe.decodes_frames
+    folder, decodes_frames = run.spec.folder, run.recipe.decodes_frames
     decoder = declared_decoder(run.hparams) if decodes_frames else None
     placement = Placement(brain.device, run.spec.settings["eval_precision"])
     files: Mapping[str, bytes] | None = None
@@ -96,8 +96,8 @@ def fit(
     run: PreparedRun, brain: Brain, decoder: BeamDecoder | None, placement: Placement
 ) -> FittedDecoder:
     """Fit a decoder, and the confidences of words, with the weights in memory."""
-    settings, valid = run.spec.settings, run.data.splits.valid
-    task, rate = run.data.recipe, settings["sample_rate"]
+    settings, valid = run.spec.settings, run.splits.valid
+    task, rate = run.recipe, settings["sample_rate"]
     language = settings.get("language")
     table = text_table(language, settings.get("text")) if language else None
     config = BundleConfig(task.name, rate, (), {}, language=language, normalizer=table)
@@ -107,9 +107,7 @@ def fit(
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
         own_tokens = run.hparams.get("decoder_tokenizer")
-        bundle = TorchBundle(
-            config, task, run.data.labels, decoder_tokenizer=own_tokens, model=model
-        )
+        bundle = TorchBundle(config, task, run.labels, decoder_tokenizer=own_tokens, model=model)
         rescores = decoder is not None and decoder.attention_rescoring
         seconds = batch_seconds_of(run.spec.settings)
         sample = sample_validation(bundle, valid, with_attention=rescores, batch_seconds=seconds)
@@ -137,7 +135,7 @@ def write_declared_formats(run: PreparedRun) -> None:
     """Write the missing ones of the formats that the YAML declares; log which of them fail."""
     folder = run.spec.folder
     try:
-        declared = declared_formats(run.spec.settings, run.data.recipe)
+        declared = declared_formats(run.spec.settings, run.recipe)
         names = [name for name in declared if not (folder / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
         with as_single_process():
@@ -183,9 +181,9 @@ def report(
     folder, settings = run.spec.folder, run.spec.settings
     test_report = ScoreReport(
         folder,
-        run.data.recipe,
+        run.recipe,
         sample_rate=settings["sample_rate"],
-        labels=run.data.labels,
+        labels=run.labels,
         metrics=brain.evaluator.metrics if type(brain).metrics else None,
         measure=brain.evaluator.measure if type(brain).metrics else None,
         report_by=settings["report_by"] or (),
@@ -241,5 +239,5 @@ def report(
         logger.info(f"{test_report.describe(scored)}, {weights}")
     for line in test_report.notes:
         logger.info(line)
-    for line in describe_worse(run.data.recipe.metrics, before, test_report.entries):
+    for line in describe_worse(run.recipe.metrics, before, test_report.entries):
         logger.warning(line)

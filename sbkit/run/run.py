@@ -208,12 +208,7 @@ class Run:
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
             if spec.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
-            with rank0_then_others():  # rank 0 makes the labels, and the others find them
-                with spec.placing_errors():
-                    data = wait_for_store(lambda: prepare_data(spec))
-                check_first(spec, data)
-                write_labels(spec, data)
-            prepared = self._prepared = build_run(spec, data, placement)
+            prepared = self._prepared = prepare_run(spec, checks=True)
             brain = open_run_folder(prepared)
             text_log.open()
             brain.on_epoch = on_epoch
@@ -224,7 +219,7 @@ class Run:
                 self._finish(prepared, brain)
             finally:
                 self.position = brain.position
-        if data.recipe.has_model and not (self.folder / BUNDLE).exists():
+        if prepared.recipe.has_model and not (self.folder / BUNDLE).exists():
             raise ExportError(
                 f"The run in {self.folder} has ended, and its checkpoint is tested, but no bundle "
                 f"can hold its model: {TEXT_LOG} says why. Correct that, and train anew."
@@ -240,7 +235,7 @@ class Run:
         """Return `scores`; export and test the best weights first, unless that was done."""
         with self._exclusive_run() as text_log:
             prepared = self.prepare()
-            described = describe_run(self.spec, prepared.data)
+            described = describe_run(prepared)
             require_resumable(self.folder, described, has_ended=True)
             text_log.open()
             write_yaml(prepared, described, has_ended=True)
@@ -368,12 +363,7 @@ class Run:
         """Make all that the run needs, unless that is done, and write its labels, nothing else."""
         require_unedited_modules(self.spec)
         if self._prepared is None:
-            with rank0_then_others():
-                data = prepare_data(self.spec)
-                write_labels(self.spec, data)
-            self._prepared = build_run(self.spec, data, choose_placement(self.spec))
-            require_same_on_ranks(describe_run(self.spec, data))
-            require_same_code()
+            self._prepared = prepare_run(self.spec)
         return self._prepared
 
     def prepare_splits(self) -> Splits:
@@ -392,7 +382,7 @@ class Run:
         """
         prepared = self.prepare()
         with rank0_then_others():
-            check_first(self.spec, prepared.data)
+            check_first(prepared)
         return open_run_folder(prepared, **run_opts)
 
     def _finish(self, prepared: PreparedRun, brain: Brain) -> None:
@@ -450,35 +440,46 @@ class Run:
 # -- stages of a run, in their order ---------------------------------------------------------------
 
 
-def check_first(spec: RunSpec, data: RunData) -> None:
+def prepare_run(spec: RunSpec, *, checks: bool = False) -> PreparedRun:
+    """Prepare the data, perhaps check the run, write its labels, and build its objects."""
+    with rank0_then_others():  # rank 0 makes the labels, and the others find them
+        with spec.placing_errors():
+            data = wait_for_store(lambda: prepare_data(spec))
+        if checks:
+            check_first(data)
+        write_labels(data)
+    run = build_run(data, choose_placement(spec))
+    require_same_on_ranks(describe_run(run))
+    require_same_code()
+    return run
+
+
+def check_first(data: RunData) -> None:
     """Let rank 0 try copies of the run's objects, in a scratch folder; the run does not change."""
-    if rank() == 0 and spec.settings.get("check", True):
-        check_before_training(spec, data)
+    if rank() == 0 and data.spec.settings.get("check", True):
+        check_before_training(data)
         gc.collect()
         return_freed_memory()
 
 
-def write_labels(spec: RunSpec, data: RunData) -> None:
+def write_labels(data: RunData) -> None:
     """Write the labels, the first files in the run folder, unless it is another run's."""
-    note = require_own_folder(spec, describe_run(spec, data))
+    note = require_own_folder(data.spec, describe_run(data))
     if rank() == 0:
         if note:
             logger.info(note)
-        write_label_files(spec, data)
+        write_label_files(data)
 
 
 def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
     """Make the Brain with initial weights, write the description of its run, set results aside."""
-    spec, data = run.spec, run.data
-    require_same_on_ranks(describe_run(spec, data))
-    require_same_code()
+    spec = run.spec
     if not has_checkpoint(spec.folder):
         for line in load_initial_weights(run):
             logger.info(line)
     run.hparams["checkpointer"].check_same_model()
     brain = make_brain(run, **run_opts)
-    helpers = helper_digests(brain)
-    described = describe_run(spec, data, helpers)
+    described = describe_run(run, helper_digests(brain))
     require_same_on_ranks(described)
     require_own_folder(spec, described)
     was_finished = is_finished(spec.folder, spec.settings)
@@ -487,7 +488,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
             if not was_finished:
                 set_results_aside(spec.folder)
             log_data(run.loaders.splits, spec.folder, spec.settings["sample_rate"])
-            corpus = data.recipe.corpus(spec.settings)
+            corpus = run.recipe.corpus(spec.settings)
             write_data_report(
                 run.loaders.splits,
                 spec.folder,
@@ -523,7 +524,7 @@ def write_yaml(run: PreparedRun, described: Description, *, has_ended: bool) -> 
         before = read_description(folder)
         changed = {d.key for d in differences(before, described)} & MACHINE_KEYS & {*before.values}
         spec = spec.with_overrides(**{key: before.values[key] for key in changed})
-        described = describe_run(spec, run.data, before.helpers)
+        described = describe_run(replace(run, spec=spec), before.helpers)
         is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, described))
         is_outdated = is_changed and not (folder / SUMMARY).exists()
     with rank0_then_others():

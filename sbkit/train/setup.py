@@ -1,6 +1,6 @@
-"""What a run is made of, before it trains: `RunSpec`, `RunData` and `PreparedRun`.
+"""What a run is made of before it trains. Each record includes the one before it.
 
-    spec -> recipe -> splits -> labels -> objects of the YAML -> loaders
+    RunSpec (values) -> RunData (recipe, splits, labels) -> PreparedRun (objects, loaders) -> Brain
 
 The files of a run folder, in the order that a run writes them:
 
@@ -112,13 +112,14 @@ def require_unedited_modules(spec: RunSpec) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The data and the labels of a run, before the objects of its YAML are built.
+    """The values, data and labels of a run, before the objects of its YAML are built.
 
     Attributes:
         labels: the tokenizer or the list of classes; None for a recipe without labels.
         label_files: the contents of the files of labels and language models, by name.
     """
 
+    spec: RunSpec
     recipe: Recipe
     splits: Splits = field(repr=False)
     labels: Any
@@ -126,29 +127,26 @@ class RunData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-    """What a run is made of; `make_brain` makes the Brain that trains it.
+class PreparedRun(RunData):
+    """All that a run is made of; `make_brain` makes the Brain that trains it.
 
     hparams: the values and objects of the YAML.
+    loaders: those of the batches; their `splits` lack the utterances that are not trained on.
     """
 
-    spec: RunSpec
     placement: Placement
-    data: RunData
     hparams: Settings = field(repr=False)
     loaders: Loaders = field(repr=False)
 
 
-def describe_run(
-    spec: RunSpec, data: RunData, helpers: Mapping[str, str] | None = None
-) -> Description:
+def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Description:
     """Describe a run whose data is prepared; `helpers` are those of its Brain."""
     return describe(
-        spec,
+        data.spec,
         data=data.splits.fingerprints,
         label_file=data.label_files.get(data.recipe.label_file or ""),
         helpers=helpers,
-        reached=list_reached(spec),
+        reached=list_reached(data.spec),
     )
 
 
@@ -164,14 +162,14 @@ def prepare_data(spec: RunSpec) -> RunData:
         recipe = load_recipe(spec)
     with concerning("data_folder"):
         splits = prepare_splits(spec, recipe)
-    labels, label_files = prepare_labels(spec, recipe, splits)
-    return RunData(recipe=recipe, splits=splits, labels=labels, label_files=label_files)
+    labels, files = prepare_labels(spec, recipe, splits)
+    return RunData(spec=spec, recipe=recipe, splits=splits, labels=labels, label_files=files)
 
 
-def build_run(spec: RunSpec, data: RunData, placement: Placement) -> PreparedRun:
+def build_run(data: RunData, placement: Placement) -> PreparedRun:
     """Build the objects of the YAML and the loaders; every rank does, once the labels are there."""
     recipe = data.recipe
-    hparams = build_objects(spec, data)
+    hparams = build_objects(data)
     loaders = recipe.make_loaders(hparams, data.splits, data.labels, placement)
     dealer = loaders.train.batch_sampler
     if isinstance(dealer, RankSampler):
@@ -181,7 +179,8 @@ def build_run(spec: RunSpec, data: RunData, placement: Placement) -> PreparedRun
             "`make_sampler` of the recipe has no effect on the training loader of its own "
             "`make_loaders`. Leave one of them out."
         )
-    return PreparedRun(spec=spec, placement=placement, data=data, hparams=hparams, loaders=loaders)
+    built = {"placement": placement, "hparams": hparams, "loaders": loaders}
+    return PreparedRun(**vars(data) | built)
 
 
 def choose_placement(spec: RunSpec) -> Placement:
@@ -219,9 +218,9 @@ def prepare_labels(
         return labels, {file.name: file.read_bytes() for file in made}
 
 
-def write_label_files(spec: RunSpec, data: RunData) -> None:
+def write_label_files(data: RunData) -> None:
     """Write the tokenizer, list of classes and language models into the run folder."""
-    folder = spec.folder
+    folder = data.spec.folder
     for name, content in data.label_files.items():
         file = folder / name
         is_there = file.is_file() and file.read_bytes() == content
@@ -235,8 +234,9 @@ def write_label_files(spec: RunSpec, data: RunData) -> None:
             )
 
 
-def build_objects(spec: RunSpec, data: RunData) -> Settings:
+def build_objects(data: RunData) -> Settings:
     """Build the objects of the YAML, with random numbers from its seed."""
+    spec = data.spec
     with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
         torch.manual_seed(spec.settings["seed"])
         hparams = build_hparams(spec)
@@ -252,7 +252,7 @@ def build_objects(spec: RunSpec, data: RunData) -> Settings:
 
 def build_again(run: PreparedRun) -> PreparedRun:
     """Return a run with other objects of the YAML, of the same data, labels and loaders."""
-    return replace(run, hparams=build_objects(run.spec, run.data))
+    return replace(run, hparams=build_objects(run))
 
 
 def load_initial_weights(run: PreparedRun) -> list[str]:
@@ -271,7 +271,7 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
         fill_output_layer(hparams)
     if folders := init_folders(settings):
         with concerning("init_from"):
-            lines += initialize_from(folders, hparams, run.data.recipe, run.spec.tree)
+            lines += initialize_from(folders, hparams, run.recipe, run.spec.tree)
     return lines
 
 
@@ -286,7 +286,7 @@ def fill_output_layer(hparams: Mapping[str, Any]) -> None:
 
 def make_brain(run: PreparedRun, **run_opts: Any) -> Brain:
     """Make the Brain of a recipe; `run_opts` take precedence over the YAML."""
-    recipe, hparams = run.data.recipe, run.hparams.with_values({RECIPE: run.data.recipe})
+    recipe, hparams = run.recipe, run.hparams.with_values({RECIPE: run.recipe})
     if isinstance(hparams.get("decoder"), BeamDecoder):
         recipe.require_frames("`decoder` in the YAML")
     opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
