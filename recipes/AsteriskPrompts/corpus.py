@@ -51,7 +51,6 @@ class AsteriskPrompts(ReleaseCorpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        """Check that no key names other data."""
         return not settings.get("data_folder") and not settings.get("manifest")
 
     def releases(self) -> Mapping[str, Path]:

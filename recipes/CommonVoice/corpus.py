@@ -72,7 +72,6 @@ class CommonVoice(Corpus):
         return sorted(set.intersection(*names) - OTHER_TABLES)
 
     def files(self) -> list[Path]:
-        """Return the folders of the tables."""
         folders = [table.parent for table in self._find_tables().values()]
         return folders or [*self._find_releases().values()]
 

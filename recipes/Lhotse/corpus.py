@@ -41,18 +41,15 @@ class Lhotse(Corpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        """Check whether a folder has such files."""
         return bool(_find_splits(settings))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the splits of each role: train*, dev* and test*."""
         return splits_by_prefix(self.available())
 
     def available(self) -> list[str]:
         return [*_find_splits(self.settings)]
 
     def files(self) -> list[Path]:
-        """Return the folders of the manifests."""
         files = chain.from_iterable(_find_splits(self.settings).values())
         return [*dict.fromkeys(file.parent for file in files)]
 

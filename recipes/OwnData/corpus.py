@@ -70,11 +70,9 @@ class OwnData(Corpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        """Check for the key."""
         return bool(settings.get("manifest"))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the splits of each role, as in ``manifest``."""
         roles = {name: split.role for name, split in self._splits.items()}
         if roles.pop(ALL_SPLITS, None):
             names = {*chain.from_iterable(np.unique(names).tolist() for _, names in self._dealt)}

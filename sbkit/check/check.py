@@ -21,7 +21,7 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import nearest, plural
-from sbkit.check import causes, cost, data, dry_run, parameters, settings
+from sbkit.check import cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, Cost, Finding, has_device
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
@@ -55,8 +55,7 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(dry_run.check_causality, dry_run.check_padding),
     *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread),
-    *(settings.check_freezing, settings.check_schedule),
-    causes.check_causes,
+    *(settings.check_freezing, settings.check_schedule, settings.check_causes),
     *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
 )
@@ -187,7 +186,7 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
     name = check.__name__.removeprefix("check_")
     spec = checked.spec if isinstance(checked, CheckedRun) else checked
     try:
-        # Messages that hooks log in its steps are not of the run.
+        # Messages of hooks in these steps are not the run's.
         with preserve_rng(ON_CPU.device), quiet(), reporting(show_progress=False):
             findings = [*(check(checked) or ())]
         for finding in findings:

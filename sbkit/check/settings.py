@@ -7,9 +7,10 @@ it. The dry run calls neither the hooks of a test nor those of later epochs.
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -30,14 +31,15 @@ from sbkit.config.hparams import RunSpec, insert_defaults
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
-from sbkit.data.splits import sample_counts
+from sbkit.data.splits import count_tokens, sample_counts
 from sbkit.distributed.device import check_precision, choose_device, device_counter_for, find_device
 from sbkit.export.export import bundle_weights, part_facts
 from sbkit.export.formats import declared_formats
 from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
+from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.optimizers import FREEZE
 from sbkit.train.recipe import load_recipe
-from sbkit.train.schedule import MAX_SCHEDULED_STEPS
+from sbkit.train.schedule import MAX_SCHEDULED_STEPS, highest_factor, parse_schedule
 from sbkit.train.setup import (
     describe_run,
     load_initial_weights,
@@ -50,6 +52,13 @@ MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MIN_HIGHEST_FACTOR = 0.5  # a factor of `lr`
 MAX_COMPARED_STEPS = 100  # steps of two plans
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
+# The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
+# at 1.0, ctc.yaml writes only blanks.
+SCRATCH_RATES = (5e-5, 1e-3, 0.02)
+TUNING_RATES = (1e-6, 1e-4, 0.02)  # for weights that were trained before
+# Mean uses of a token in the training transcripts, for a vocabulary that is not of characters.
+# A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
+MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
 
 
 def check_ranges(spec: RunSpec) -> Iterator[Finding]:
@@ -184,6 +193,49 @@ def check_schedule(run: CheckedRun) -> Iterator[Finding]:
             problem=f"`lr_schedule` reaches only {run.highest_factor:.2g} of `lr` in the "
             f"{plural(run.num_steps, 'step')} of the run",
             fix="Shorten its warm-up, or train for more epochs.",
+        )
+
+
+def check_causes(run: CheckedRun) -> Iterator[Finding]:
+    """Note a learning rate or a vocabulary that keeps a recognizer from learning to write."""
+    if run.data.recipe.label_file != TOKENIZER_FILE:
+        return
+    settings = dict(run.built.hparams.items())  # marks no key as read
+    yield from _check_vocabulary(run, settings)
+    yield from _check_rate(run, settings)
+
+
+def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    tokenizer = settings["tokenizer"]
+    train = count_tokens(run.built.loaders.splits.train, tokenizer)
+    uses = train.tokens.sum() / tokenizer.vocab_size
+    is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
+    if uses < MIN_TOKEN_USES and is_large:
+        hours = samples_to_seconds(int(train.samples.sum()), settings["sample_rate"]) / 3600
+        yield run.note(
+            "token_type",
+            problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
+            f"hours: a token is seen {uses:.1f} times on average",
+            fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
+        )
+
+
+def _check_rate(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    rate = settings.get("lr")
+    names = [type(optimizer).__name__.lower() for optimizer in run.optimizers]
+    if not isinstance(rate, int | float) or not names or "adam" not in names[0]:
+        return
+    is_tuned = bool(settings.get("init_from") or settings.get("pretrained"))
+    lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
+    factor = highest_factor(parse_schedule(settings))
+    peak = rate * factor
+    if not lowest <= peak <= highest:
+        ratio = max(peak / usual, usual / max(peak, 1e-9))
+        yield run.note(
+            "lr",
+            problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
+            f"{'high' if peak > usual else 'low'}",
+            fix=f"Try `lr: {usual / factor:g}`.",
         )
 
 

@@ -30,7 +30,6 @@ from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import describe_results
 from sbkit.export.export import copy_files, replacing_bundle
 from sbkit.logs.metric import Metrics, best_key, percent
-from sbkit.models.pretrained.hub import find_folder
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_report import ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
@@ -41,7 +40,7 @@ from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import DIFFERS, PRETRAINED, init_folders
+from sbkit.train.initialize import DIFFERS, PRETRAINED, init_folders, pretrained_folder
 from sbkit.train.setup import PreparedRun, user_modules_of
 
 logger = logging.getLogger(__name__)
@@ -173,9 +172,8 @@ def _find_start(run: PreparedRun) -> dict[str, Any] | None:
         if len(folders) == 1 and (config := folders[0] / file).exists():
             return {"folder": config.parent, "user_modules": user_modules_of(run.spec)}
     if not folders and settings.get(PRETRAINED) and settings.get("decoder_task") != "translate":
-        source = (settings.get("encoder_config") or {}).get("source") or {}
         with suppress(SbkitError):  # it may be gone at the end of a run
-            folder = find_folder(settings[PRETRAINED], source.get("revision"))
+            folder = pretrained_folder(settings)
             require_recognizer(folder)
             return {"folder": folder, "language": settings["language"]}
     return None

@@ -68,6 +68,12 @@ def init_folders(settings: Mapping[str, Any]) -> list[Path]:
     return [*map(Path, [names] if isinstance(names, str) else names)]
 
 
+def pretrained_folder(settings: Mapping[str, Any]) -> Path:
+    """Return the folder of `pretrained`, in the revision whose sizes the run began with."""
+    source = (settings.get(ENCODER_CONFIG) or {}).get("source") or {}
+    return find_folder(settings[PRETRAINED], source.get("revision"))
+
+
 def initialize_from(
     folders: Sequence[Path],
     hparams: Mapping[str, Any],

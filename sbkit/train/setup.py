@@ -64,12 +64,17 @@ from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.encoder import PretrainedTransformer, warn_of_padding
 from sbkit.models.pretrained.folder import load_weights
-from sbkit.models.pretrained.hub import find_folder
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import init_folders, initialize_from, with_encoder_config
+from sbkit.train.initialize import (
+    PRETRAINED,
+    init_folders,
+    initialize_from,
+    pretrained_folder,
+    with_encoder_config,
+)
 from sbkit.train.ownership import prepare_helpers
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.stopping import is_finished
@@ -262,11 +267,9 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
     """
     settings, hparams = run.spec.settings, run.hparams
     lines: list[str] = []
-    if name := settings.get("pretrained"):
-        source = (settings.get("encoder_config") or {}).get("source") or {}
-        with concerning("pretrained"):
-            folder = find_folder(name, source.get("revision"))
-            lines.append(load_weights(folder, hparams.values()))
+    if settings.get(PRETRAINED):
+        with concerning(PRETRAINED):
+            lines.append(load_weights(pretrained_folder(settings), hparams.values()))
         warn_of_padding(hparams.get("compute_features"), hparams.get("Transformer"))
         fill_output_layer(hparams)
     if folders := init_folders(settings):
