@@ -182,8 +182,8 @@ def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
     """Yield the names of numbers, arrays and tensors that differ between two modules."""
     for name, value in vars(part).items():
         if isinstance(value, Tensor | np.ndarray | int | float):
-            mine, theirs = (torch.as_tensor(vars(m).get(name, [])) for m in (part, copy))
-            if not np.array_equal(mine.detach().numpy(), theirs.detach().numpy()):
+            tensor, copied = (torch.as_tensor(vars(m).get(name, [])) for m in (part, copy))
+            if not np.array_equal(tensor.detach().numpy(), copied.detach().numpy()):
                 yield name
 
 

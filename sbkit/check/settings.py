@@ -88,11 +88,11 @@ def check_needs(spec: RunSpec) -> Iterator[Finding]:
         forms = {name: ValueType((*form.split(" or "),)) for name, form in needs.items()}
         is_off = forms and not any(values.get(name) in form for name, form in forms.items())
         if is_off and values.get(key) and _is_given(spec, key):
-            wishes = " or ".join(f"`{name}` {form}" for name, form in needs.items())
+            conditions = " or ".join(f"`{name}` {form}" for name, form in needs.items())
             yield finding_at(
                 spec,
                 key,
-                problem=f"`{key}` needs {wishes}, which this run does not have",
+                problem=f"`{key}` needs {conditions}, which this run does not have",
                 fix=f"Set that, or leave out `{key}`.",
                 stops=False,
             )
@@ -166,7 +166,7 @@ def _runs_own_code(run: CheckedRun) -> bool:
 
 
 def check_freezing(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen at random weights or although not `always`, or never are."""
+    """Find parts that are frozen all the time, at random weights or by mistake, or never."""
     steps = run.brain.training_step.freezing.steps
     parts = [part for part, (start, end) in steps.items() if start == 0 and end >= run.num_steps]
     has_weights = any(map(run.spec.settings.get, ("pretrained", "init_from")))
@@ -325,9 +325,9 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         root = spec.tree
         objects = {} if task.label_file is None else {task.label_key: labels}
         names = getattr(run.brain.checkpointer, "meta", {}).get(PARTS, ())
-        described = part_facts(root, objects, task, names)
+        parts_config = part_facts(root, objects, task, names)
         rate = spec.settings["sample_rate"]
-        config = BundleConfig(task.name, rate, described["model"], described["parts"])
+        config = BundleConfig(task.name, rate, parts_config["model"], parts_config["parts"])
         network, parts = assemble(BundleContents(config, task, labels), modules)
         weights = bundle_weights(run.model.state_dict(), root, task)
         check_same_model(weights, network.model.state_dict(), place=f"{spec.folder}/bundle")

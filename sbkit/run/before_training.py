@@ -136,10 +136,10 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
                     write_transformers(start["folder"], opened.config, new)
                 else:
                     copy_files(start["folder"], new)
-            then, now = map(percent, errors)
+            first, last = map(percent, errors)
             logger.warning(
                 "note: the run ends with the weights that it started from, because training made "
-                f"them worse: on validation, {rate} was {then} before and is {now} after. "
+                f"them worse: on validation, {rate} was {first} before and is {last} after. "
                 "keep_better_start: False takes the trained weights."
             )
     return True
@@ -156,9 +156,9 @@ def ends_with_start(run: PreparedRun, bundle: TorchBundle | None) -> bool:
     return bundle.digests["weights"] == weights
 
 
-def _has_same_parts(one: TorchBundle, other: TorchBundle) -> bool:
-    one_names, other_names = (bundle.task.label_names(bundle.labels) for bundle in (one, other))
-    return one.config.parts == other.config.parts and [*one_names] == [*other_names]
+def _has_same_parts(bundle: TorchBundle, start: TorchBundle) -> bool:
+    labels, start_labels = ([*b.task.label_names(b.labels)] for b in (bundle, start))
+    return bundle.config.parts == start.config.parts and labels == start_labels
 
 
 def _find_start(run: PreparedRun) -> dict[str, Any] | None:

@@ -145,8 +145,8 @@ class Run:
             overrides |= {"manifest": files, "data_folder": None, "corpus": None}
         self.spec = declare_run(yaml_file, overrides, recipe=recipe)
         self.position = (0, 0)
-        self._prepared: PreparedRun | None = None  # once it is made
-        self._named: frozenset[str] = frozenset()  # the user's modules
+        self._prepared: PreparedRun | None = None
+        self._trusted_modules: frozenset[str] = frozenset()  # the user's
 
     @property
     def settings(self) -> Settings:
@@ -186,19 +186,19 @@ class Run:
         folder = Path(folder).absolute()
         here = {OUTPUT_FOLDER: folder, **(overrides or {})}
         run = cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
-        run._named = frozenset(user_modules)
+        run._trusted_modules = frozenset(user_modules)
         return run
 
     # -- the whole run --------------------------------------------------------------------------
 
     def train(self, *, on_epoch: Callable[[Record], object] | None = None) -> None:
-        """Check, train, export and test the run; one that was stopped goes on.
+        """Check, train, export and test the run; resume it if it was stopped.
 
         on_epoch: is called after each validation with the record that `history` gets, on rank 0.
-            An exception that it raises ends the run, and the next call goes on.
+            An exception that it raises ends the run; the next call resumes it.
 
-        Raises KeyboardInterrupt after Ctrl-C or another signal: the next call goes on. Raises
-        ExportError, with all results written, if no bundle can hold the model.
+        Raises KeyboardInterrupt after Ctrl-C or another signal; the next call resumes the run.
+        Raises ExportError, with all results written, if no bundle can hold the model.
         """
         spec = self.spec
         require_unedited_modules(spec)
@@ -226,13 +226,13 @@ class Run:
             )
 
     def check(self) -> list[Finding]:
-        """Return findings: what would go wrong, or differ from the YAML."""
+        """Return the faults that would end the run, and effects that differ from the YAML."""
         require_unedited_modules(self.spec)
         with quiet():
             return check_run(self.spec).findings
 
     def test(self) -> Mapping[str, FigureDict]:
-        """Return `scores`; export and test the best weights first, unless that was done."""
+        """Export and test the best weights, unless that is done; return `scores`."""
         with self._exclusive_run() as text_log:
             prepared = self.prepare()
             described = describe_run(prepared)
@@ -332,11 +332,11 @@ class Run:
     def _require_trusted(self) -> None:
         """Read the YAML of a run folder as data, but not one that the user has written."""
         if self.spec.document.is_of_run:
-            require_trusted(self.settings, self.spec.given_keys, self._named)
+            require_trusted(self.settings, self.spec.given_keys, self._trusted_modules)
 
     def _user_modules(self) -> frozenset[str]:
-        """Return the modules that were named, or that a YAML of the user's names."""
-        return self._named if self.spec.document.is_of_run else user_modules_of(self.spec)
+        """Return the trusted modules: the named ones of an opened run, or those of the YAML."""
+        return self._trusted_modules if self.spec.document.is_of_run else user_modules_of(self.spec)
 
     def _require_unchanged(self) -> None:
         """Raise ConfigError if the run in the folder has other values."""
@@ -360,7 +360,7 @@ class Run:
     # -- its stages -----------------------------------------------------------------------------
 
     def prepare(self) -> PreparedRun:
-        """Make all that the run needs, unless that is done, and write its labels, nothing else."""
+        """Prepare the data, objects and loaders once; write the labels, and nothing else."""
         require_unedited_modules(self.spec)
         if self._prepared is None:
             self._prepared = prepare_run(self.spec)

@@ -48,7 +48,7 @@ from torch import nn
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
-from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
+from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import Description, describe, has_checkpoint, require_resumable
 from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
@@ -209,8 +209,7 @@ def prepare_labels(
 
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
-    files = (recipe.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE)
-    names = [name for name in files if name]
+    names = [*filter(None, (recipe.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE))]
     with TemporaryDirectory(prefix="sbkit-labels") as scratch:
         for name in names:
             if (file := spec.folder / name).is_file():
@@ -219,8 +218,8 @@ def prepare_labels(
                 shutil.copyfile(file, Path(scratch, name))
         settings = spec.settings.with_values({OUTPUT_FOLDER: scratch})
         labels = recipe.prepare_labels(settings, splits)
-        made = [file for name in names if (file := Path(scratch, name)).is_file()]
-        return labels, {file.name: file.read_bytes() for file in made}
+        files = [file for name in names if (file := Path(scratch, name)).is_file()]
+        return labels, {file.name: file.read_bytes() for file in files}
 
 
 def write_label_files(data: RunData) -> None:
@@ -228,8 +227,8 @@ def write_label_files(data: RunData) -> None:
     folder = data.spec.folder
     for name, content in data.label_files.items():
         file = folder / name
-        is_there = file.is_file() and file.read_bytes() == content
-        if not is_there:
+        is_current = file.is_file() and file.read_bytes() == content
+        if not is_current:
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes_atomically(file, content)
         elif name == data.recipe.label_file and not has_checkpoint(folder):
@@ -245,13 +244,12 @@ def build_objects(data: RunData) -> Settings:
     with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
         torch.manual_seed(spec.settings["seed"])
         hparams = build_hparams(spec)
-    if "sample_rate" in hparams:
-        require_rate(hparams, hparams["sample_rate"])
-    if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
-        checkpointer.meta[TASK] = data.recipe.name
-        if isinstance(data.labels, Tokenizer):
-            table = text_table(spec.settings["language"], spec.settings.get("text"))
-            checkpointer.meta[NORMALIZER] = table_to_store(table)
+    require_rate(hparams, hparams["sample_rate"])
+    meta = hparams["checkpointer"].meta
+    meta[TASK] = data.recipe.name
+    if isinstance(data.labels, Tokenizer):
+        table = text_table(spec.settings["language"], spec.settings.get("text"))
+        meta[NORMALIZER] = table_to_store(table)
     return hparams
 
 

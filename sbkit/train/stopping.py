@@ -51,7 +51,7 @@ class StopSignals:
     """Record SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
     A second Ctrl-C interrupts at once. Outside the main thread nothing is received. An exception
-    that leaves the block ends the request, so that the next call goes on.
+    that leaves the block clears the request, so that the next call resumes.
     """
 
     def __init__(self) -> None:
