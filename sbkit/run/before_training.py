@@ -136,11 +136,11 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
                     write_transformers(start["folder"], opened.config, new)
                 else:
                     copy_files(start["folder"], new)
-            first, last = map(percent, errors)
+            rate_before, rate_after = map(percent, errors)
             logger.warning(
                 "note: the run ends with the weights that it started from, because training made "
-                f"them worse: on validation, {rate} was {first} before and is {last} after. "
-                "keep_better_start: False takes the trained weights."
+                f"them worse: on validation, {rate} was {rate_before} before and is "
+                f"{rate_after} after. keep_better_start: False takes the trained weights."
             )
     return True
 
