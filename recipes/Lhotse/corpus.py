@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 MANIFEST = re.compile(r"(?:.+_)?(?:supervisions|cuts)_([^.]+)\.jsonl(?:\.gz)?")
 KALDI = "wav.scp"
-# By full names, as the folder of all clips of Common Voice takes seconds to list. The last one is
-# the first of a Shar, whose audio lies in tars.
+# Full names, because the folder of all clips of Common Voice takes seconds to list. The last one is
+# the first file of a Shar, whose audio is in tars.
 IN_FOLDERS = (KALDI, "cuts.jsonl", "cuts.jsonl.gz", "cuts.000000.jsonl.gz")
 
 Rows = Iterator[tuple["Recording | None", "SupervisionSegment"]]
@@ -138,7 +138,7 @@ def _read_cuts(file: Path) -> Rows:
 
 
 def _read_kaldi(file: Path) -> Rows:
-    """Yield the utterances; Lhotse's own reader opens each file, and lacks WeNet's folders."""
+    """Yield the utterances. Lhotse's own reader opens each file, and reads no WeNet folders."""
     from lhotse import AudioSource, Recording, SupervisionSegment
     from lhotse.kaldi import load_kaldi_text_file, load_kaldi_text_mapping
 

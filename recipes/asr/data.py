@@ -154,7 +154,9 @@ def prepare_language_models(
     lm_text = LmText.from_setting(settings.get("lm_text"))
     table = text_table(settings["language"], settings.get("text"))
     for file in lm_text.files:
-        next(read_sentences([file], table, settings), None)  # raises an error if it is no text
+        next(
+            read_sentences([file], table, settings), None
+        )  # raises an error for other files than texts
     evaluated = splits.evaluated()
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
     if lm_text.files:

@@ -195,7 +195,7 @@ class CheckedRun:
 
     @property
     def last_epoch(self) -> int:
-        """The epoch whose plan is checked: that of a curriculum then has all utterances."""
+        """The epoch whose plan is checked; in a curriculum, it has all utterances."""
         return int(self.built.hparams["epoch_counter"].limit)
 
     @property

@@ -332,7 +332,7 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
 
 
 def _check_split_column(run: CheckedRun) -> Iterator[Finding]:
-    """Find rows whose column of splits names another one than they are in."""
+    """Find rows whose column of splits names a different split."""
     splits = run.data.splits
     roles = {"train": {TRAIN}, "valid": {*splits.valid}, "test": {*splits.test}}
     for name, split in splits.named().items():

@@ -114,7 +114,7 @@ class _Unreported(TrainingProgress):
 
 
 def _run_epoch(built: PreparedRun, brain: Brain, batch: object, run: DryRun) -> None:
-    """Take two steps, as the first may break the second, and more if layers are dropped; validate.
+    """Take two steps (the first may break the second), or more if layers are dropped; validate.
 
     The rate is 0, because the other checks need the initial weights, and no checkpoint is saved.
     """

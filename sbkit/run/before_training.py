@@ -84,7 +84,7 @@ def _score(
     sets: Mapping[str, datasets.Dataset],
     rewrite: Callable[[str], str] | None = None,
 ) -> FigureDict:
-    """Return the figures of validation or test sets on rank 0, nothing on others."""
+    """Return the figures of validation or test sets on rank 0, none on other ranks."""
     seconds, splits = batch_seconds_of(run.spec.settings), run.loaders.splits
     scorer = BundleScorer(bundle, times=False, batch_seconds=seconds, rewrite=rewrite)
     rate = bundle.config.sample_rate

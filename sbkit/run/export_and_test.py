@@ -149,7 +149,7 @@ def score(run: PreparedRun, brain: Brain, bundle: TorchBundle | None, name: str)
 
 
 def validate(brain: Brain, loader: Loader) -> dict[int, Any]:
-    """Return the results of this rank's share of a test set, by row, as a validation has them."""
+    """Validate this rank's share of a test set; return its results by row."""
     brain.on_stage_start(Stage.TEST, None)
     losses = brain.evaluate_splits({"": loader}, Stage.TEST, phase="test")
     results = brain.evaluator.results[""]

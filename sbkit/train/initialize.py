@@ -2,8 +2,8 @@
 
 `init_from`: weights that fit by name and shape are loaded, of several models their mean. Names
 follow the YAML's parts, such as `CNN.conv1.weight`, so the other model may have other parts, or
-list them in another order. If its vocabulary is another one, heads and embeddings are loaded token
-by token, also if the sizes agree: characters are numbered by how often they occur. The sample rate,
+list them in another order. If its vocabulary differs, heads and embeddings are loaded token by
+token, even if the sizes agree: characters are numbered by how often they occur. The sample rate,
 the features, and the language and form of texts must be equal or declared. Other settings that no
 shape reveals, such as the number of heads, are not compared. Nothing from the other folder is
 built.
