@@ -6,6 +6,7 @@ If something of the run cannot be made, the other checks are left out: they woul
 consequences.
 """
 
+import gc
 import logging
 import sys
 import traceback
@@ -21,12 +22,13 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import nearest, plural
+from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.check import cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, Cost, Finding, has_device
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
 from sbkit.distributed.device import ON_CPU
-from sbkit.distributed.ranks import as_single_process
+from sbkit.distributed.ranks import as_single_process, rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
@@ -150,7 +152,9 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
 
 
 def check_before_training(data: RunData) -> None:
-    """Check a run before its first step: log the notes, raise ConfigError for errors."""
+    """Check a run on rank 0, unless `check` is off: log the notes, raise ConfigError for errors."""
+    if rank() > 0 or not data.spec.settings.get("check", True):
+        return
     with as_single_process(), MainProcessContext():  # SpeechBrain would wait for the other ranks
         findings = check_run(data.spec, data=data).findings
     errors = [finding for finding in findings if finding.stops]
@@ -162,6 +166,8 @@ def check_before_training(data: RunData) -> None:
     if errors:
         print(*errors, sep="\n", file=sys.stderr)
         raise ConfigError(f"`sbkit check` found {len(errors)} errors, printed above.")
+    gc.collect()
+    return_freed_memory()
 
 
 def summary(findings: Sequence[Finding]) -> str:

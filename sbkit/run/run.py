@@ -5,7 +5,6 @@
 `Run.train` has all stages in their order. Each can also be called alone.
 """
 
-import gc
 import logging
 import shlex
 import shutil
@@ -382,7 +381,7 @@ class Run:
         """
         prepared = self.prepare()
         with rank0_then_others():
-            check_first(prepared)
+            check_before_training(prepared)
         return open_run_folder(prepared, **run_opts)
 
     def _finish(self, prepared: PreparedRun, brain: Brain) -> None:
@@ -446,20 +445,12 @@ def prepare_run(spec: RunSpec, *, checks: bool = False) -> PreparedRun:
         with spec.placing_errors():
             data = wait_for_store(lambda: prepare_data(spec))
         if checks:
-            check_first(data)
+            check_before_training(data)
         write_labels(data)
     run = build_run(data, choose_placement(spec))
     require_same_on_ranks(describe_run(run))
     require_same_code()
     return run
-
-
-def check_first(data: RunData) -> None:
-    """Let rank 0 try copies of the run's objects, in a scratch folder; the run does not change."""
-    if rank() == 0 and data.spec.settings.get("check", True):
-        check_before_training(data)
-        gc.collect()
-        return_freed_memory()
 
 
 def write_labels(data: RunData) -> None:
