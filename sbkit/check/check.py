@@ -123,24 +123,24 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
     placement = choose_placement(spec) if has_device(spec) else ON_CPU
     if data is None:
         data = prepare_data(spec)
-    with TemporaryDirectory(prefix="sbkit-check") as scratch:
+    with TemporaryDirectory(prefix="sbkit-check") as folder:
         with quiet(), reporting(show_progress=False):
-            scratch_spec = spec.with_overrides(**{OUTPUT_FOLDER: scratch})
+            scratch_spec = spec.with_overrides(**{OUTPUT_FOLDER: folder})
             scratch_data = replace(data, spec=scratch_spec)
             write_label_files(scratch_data)
-            built = build_run(scratch_data, placement)
-            if not isinstance(model := built.hparams["model"], nn.ModuleList):
+            run_copy = build_run(scratch_data, placement)
+            if not isinstance(model := run_copy.hparams["model"], nn.ModuleList):
                 raise ConfigError(
                     f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}.",
                     keys=("model",),
                 )
-            brain = make_brain(built, **CPU_OPTIONS)
-            reached = [*reachable({**dict(built.hparams.items()), "brain": brain})]
+            brain = make_brain(run_copy, **CPU_OPTIONS)
+            reached = [*reachable({**dict(run_copy.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
-            small_steps = dry_run.take_small_steps(built, brain, reached)
+            small_steps = dry_run.take_small_steps(run_copy, brain, reached)
         run = CheckedRun(
             data=data,
-            built=built,
+            copy=run_copy,
             brain=brain,
             reached=reached,
             helpers=helpers,

@@ -132,7 +132,7 @@ def check_optimizers(run: CheckedRun) -> Iterator[Finding]:
             fix="Make it a torch.nn.Module, or mark its methods by SpeechBrain's `mark_as_saver` "
             "and `mark_as_loader`.",
         )
-    states = (run.built.hparams["epoch_counter"], *optimizers)
+    states = (run.copy.hparams["epoch_counter"], *optimizers)
     unsaved += dict.fromkeys(type(state).__name__ for state in states if id(state) not in saved)
     if unsaved:
         saved_names = ", ".join(f"`{name}`" for name in recoverables)

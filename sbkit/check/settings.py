@@ -118,7 +118,7 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     if run.dry_run.error is not None:
         return  # code that has not run may read any key
     names_read = set[str]().union(
-        *(k.names_read for k in (run.spec.settings, run.built.spec.settings, run.built.hparams))
+        *(k.names_read for k in (run.spec.settings, run.copy.spec.settings, run.copy.hparams))
     )
     document = run.spec.document
     candidates = {*names_read, *document.root} - document.own_keys
@@ -200,14 +200,14 @@ def check_causes(run: CheckedRun) -> Iterator[Finding]:
     """Note a learning rate or a vocabulary that keeps a recognizer from learning to write."""
     if run.data.recipe.label_file != TOKENIZER_FILE:
         return
-    settings = dict(run.built.hparams.items())  # marks no key as read
+    settings = dict(run.copy.hparams.items())  # marks no key as read
     yield from _check_vocabulary(run, settings)
     yield from _check_rate(run, settings)
 
 
 def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
     tokenizer = settings["tokenizer"]
-    train = count_tokens(run.built.loaders.splits.train, tokenizer)
+    train = count_tokens(run.copy.loaders.splits.train, tokenizer)
     uses = train.tokens.sum() / tokenizer.vocab_size
     is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:
@@ -301,13 +301,13 @@ def check_run_folder(run: CheckedRun) -> None:
         newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
             require_own_folder(run.spec, describe_run(run.data, run.helpers))
-            check_weights(run.built.hparams["checkpointer"], newest)
+            check_weights(run.copy.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(run: CheckedRun) -> None:
     """Refuse, as training does, a `pretrained` or `init_from` without weights for the model."""
     if not has_checkpoint(run.spec.folder):
-        run.initial_weights = load_initial_weights(run.built)
+        run.initial_weights = load_initial_weights(run.copy)
 
 
 @concerning("export_formats")

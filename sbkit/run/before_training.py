@@ -207,14 +207,16 @@ def describe_worse(metrics: Metrics, before: FigureDict, after: FigureDict) -> I
     metrics: those of the task, of which the first one ranks.
     """
     rate = best_key(metrics).name
-    for name, now in after.items():
-        then = before.get(name, {})
-        if None in (then.get(rate), now.get(rate)) or not now[rate] > then[rate]:
+    for name, figures in after.items():
+        start_figures = before.get(name, {})
+        if None in (start_figures.get(rate), figures.get(rate)):
             continue
-        yield (
-            f"{name}: the run ends worse than it began: {rate} {_with_interval(rate, now)}, before "
-            f"training {_with_interval(rate, then)}."
-        )
+        if figures[rate] > start_figures[rate]:
+            yield (
+                f"{name}: the run ends worse than it began: {rate} "
+                f"{_with_interval(rate, figures)}, before training "
+                f"{_with_interval(rate, start_figures)}."
+            )
 
 
 def _with_interval(rate: str, figures: FigureDict) -> str:

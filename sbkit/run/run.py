@@ -234,10 +234,10 @@ class Run:
         """Export and test the best weights, unless that is done; return `scores`."""
         with self._exclusive_run() as text_log:
             prepared = self.prepare()
-            described = describe_run(prepared)
-            require_resumable(self.folder, described, has_ended=True)
+            description = describe_run(prepared)
+            require_resumable(self.folder, description, has_ended=True)
             text_log.open()
-            write_yaml(prepared, described, has_ended=True)
+            write_yaml(prepared, description, has_ended=True)
             brain = make_brain(prepared)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
             self._finish(prepared, brain)
@@ -470,9 +470,9 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
             logger.info(line)
     run.hparams["checkpointer"].check_same_model()
     brain = make_brain(run, **run_opts)
-    described = describe_run(run, helper_digests(brain))
-    require_same_on_ranks(described)
-    require_own_folder(spec, described)
+    description = describe_run(run, helper_digests(brain))
+    require_same_on_ranks(description)
+    require_own_folder(spec, description)
     was_finished = is_finished(spec.folder, spec.settings)
     with rank0_then_others():
         if rank() == 0:
@@ -488,7 +488,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
                 corpus=corpus and corpus.describe(),
             )
             return_freed_memory()  # memory of the report, which training does not need
-    write_yaml(run, described, has_ended=was_finished)
+    write_yaml(run, description, has_ended=was_finished)
     return brain
 
 
@@ -504,7 +504,7 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_yaml(run: PreparedRun, described: Description, *, has_ended: bool) -> None:
+def write_yaml(run: PreparedRun, description: Description, *, has_ended: bool) -> None:
     """Write the YAML and the description of a run; remove an unmeasured bundle of other values.
 
     has_ended: no step is trained, so the values that only training reads stay.
@@ -513,14 +513,16 @@ def write_yaml(run: PreparedRun, described: Description, *, has_ended: bool) -> 
     spec, folder = run.spec, run.spec.folder
     if has_ended:
         before = read_description(folder)
-        changed = {d.key for d in differences(before, described)} & MACHINE_KEYS & {*before.values}
+        changed = (
+            {d.key for d in differences(before, description)} & MACHINE_KEYS & {*before.values}
+        )
         spec = spec.with_overrides(**{key: before.values[key] for key in changed})
-        described = describe_run(replace(run, spec=spec), before.helpers)
-        is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, described))
+        description = describe_run(replace(run, spec=spec), before.helpers)
+        is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, description))
         is_outdated = is_changed and not (folder / SUMMARY).exists()
     with rank0_then_others():
         if rank() == 0:
             if is_outdated:
                 shutil.rmtree(folder / BUNDLE, ignore_errors=True)
-            write_description(folder, described)
+            write_description(folder, description)
             write_text_atomically(folder / RUN_YAML, spec.one_file)

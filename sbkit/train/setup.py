@@ -96,8 +96,8 @@ def declare_run(
     overrides, recipe, target: as of `read_spec`.
     """
     given = nest_overrides(overrides)
-    complete = with_encoder_config(Path(yaml_file), given)
-    return replace(read_spec(yaml_file, complete, recipe=recipe, target=target), given=given)
+    all_overrides = with_encoder_config(Path(yaml_file), given)
+    return replace(read_spec(yaml_file, all_overrides, recipe=recipe, target=target), given=given)
 
 
 def user_modules_of(spec: RunSpec) -> frozenset[str]:
@@ -155,10 +155,10 @@ def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Des
     )
 
 
-def require_own_folder(spec: RunSpec, described: Description) -> str | None:
+def require_own_folder(spec: RunSpec, description: Description) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
     has_ended = is_finished(spec.folder, spec.settings)
-    return require_resumable(spec.folder, described, has_ended=has_ended)
+    return require_resumable(spec.folder, description, has_ended=has_ended)
 
 
 def prepare_data(spec: RunSpec) -> RunData:
@@ -184,8 +184,8 @@ def build_run(data: RunData, placement: Placement) -> PreparedRun:
             "`make_sampler` of the recipe has no effect on the training loader of its own "
             "`make_loaders`. Leave one of them out."
         )
-    built = {"placement": placement, "hparams": hparams, "loaders": loaders}
-    return PreparedRun(**vars(data) | built)
+    objects = {"placement": placement, "hparams": hparams, "loaders": loaders}
+    return PreparedRun(**vars(data) | objects)
 
 
 def choose_placement(spec: RunSpec) -> Placement:

@@ -65,9 +65,9 @@ def run_on(
     spec = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=AsrRecipe)
     labels, files = prepare_labels(spec, AsrRecipe(), splits)
     data = RunData(spec=spec, recipe=recipe(), splits=splits, labels=labels, label_files=files)
-    built: Any = SimpleNamespace(hparams={})
+    copy: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "reached", "helpers", "dry_run"))
-    return CheckedRun(data=data, built=built, **parts)
+    return CheckedRun(data=data, copy=copy, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"
