@@ -240,10 +240,10 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
         encoded = [(segment, part.log_probs) for segment, part in transcriber.encode(recording)]
         text = transcriber.transcribe(recording).text
     spec = declare_run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
-    setup = build_run(spec, prepare_data(spec), choose_placement(spec))
+    setup = build_run(prepare_data(spec), choose_placement(spec))
     brain = make_brain(setup, noprogressbar=True)
     brain.on_evaluate_start(min_key="CER")
-    batch = TextCollate(setup.data.labels)([row_of("talk", audio, text=text)])
+    batch = TextCollate(setup.labels)([row_of("talk", audio, text=text)])
     brain.modules.eval()
     brain.on_stage_start(stage)
     loss = brain.evaluate_batch(batch, stage)

@@ -92,18 +92,18 @@ class OtherCodec(CodecRecipe):
 def test_brain_with_the_arguments_of_speechbrain_knows_its_task(tmp_path: Path) -> None:
     overrides = parse_overrides([*TINY_CODEC, f"--output_folder={tmp_path}"])
     setup: Any = SimpleNamespace(
-        data=SimpleNamespace(recipe=OtherCodec()),
+        recipe=OtherCodec(),
         hparams=load_hparams(ROOT / "hparams/codec.yaml", overrides),
         placement=SimpleNamespace(device="cpu"),
         loaders=None,
     )
     brain = make_brain(setup)
-    assert brain.task is setup.data.recipe and isinstance(brain.network, CodecModel)
+    assert brain.task is setup.recipe and isinstance(brain.network, CodecModel)
 
 
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
     setup: Any = SimpleNamespace(
-        data=SimpleNamespace(recipe=NamingRecipe()),
+        recipe=NamingRecipe(),
         hparams=Settings(dict.fromkeys(("model", "opt_class", "checkpointer"))),
         placement=SimpleNamespace(device="cpu"),
     )

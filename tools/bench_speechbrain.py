@@ -145,7 +145,7 @@ def read_wav(wav: str) -> Tensor:
 def items_of(setup: PreparedRun) -> dict[str, dict[str, Any]]:
     """Return the training clips of sbkit, with their normalized texts, by id."""
     paths = {clip.id: clip.path for clip in corpus_of(setup.spec.settings).clips("train")}
-    rows = setup.data.splits.train
+    rows = setup.splits.train
     ids, texts = (read_column(rows, name) for name in ("id", "text"))
     seconds = sample_counts(rows) / setup.spec.settings["sample_rate"]
     return {
@@ -174,7 +174,7 @@ class SpeechBrainSide:
     """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels as sbkit."""
 
     def __init__(self, setup: PreparedRun) -> None:
-        self._tokenizer = setup.data.labels
+        self._tokenizer = setup.labels
         self.brain = self._make_brain(setup)
         self.model = self.brain.modules.train()
         dataset = make_dataset(items_of(setup), self._tokenizer)

@@ -7,20 +7,17 @@ import argparse
 import gzip
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import G722
 import numpy as np
 
-from recipes.debian.release import ReleaseRow, ensure_release, find_one, write_tsvs
-from sbkit.audio.io import encode_audio
+from recipes.debian.release import Clip, ReleaseCorpus, ReleaseRow, ensure_release, find_one
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.common_voice import read_releases
-from sbkit.data.corpus import Corpus, SettingValues
-from sbkit.data.manifest import Manifest
-from sbkit.data.tables import TableOptions
+from sbkit.data.corpus import SettingValues
 from sbkit.text.languages import language_tags
 from sbkit.text.normalization import normalize
 from sbkit.text.verbalize import spell_numbers
@@ -47,26 +44,16 @@ _PHONE_KEYS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class AsteriskPrompts(Corpus):
+class AsteriskPrompts(ReleaseCorpus):
     """The default corpus, in the language or languages of a YAML."""
 
     name = "Asterisk prompts"
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        """Check that no key names other data."""
         return not settings.get("data_folder") and not settings.get("manifest")
 
-    def files(self) -> list[Path]:
-        """Return the release folders; fetch those that are missing."""
-        return [*self._releases().values()]
-
-    def read(self, split: str) -> Iterator[Manifest]:
-        """Read one split."""
-        options = TableOptions.from_settings(self.settings)
-        return read_releases(self._releases(), split, options)
-
-    def _releases(self) -> dict[str, Path]:
+    def releases(self) -> Mapping[str, Path]:
         tags = language_tags(self.settings["language"])
         return {tag: prepare_prompts(language=tag) for tag in tags}
 
@@ -84,21 +71,16 @@ def prepare_prompts(*, language: str = "en") -> Path:
             keys=("language",),
         )
     name = f"asterisk-core-sounds-{language}"
-    return ensure_release(
-        "asterisk-prompts",
-        language,
-        (name, f"{name}-g722"),
-        lambda root, release: write_release(root, language, release),
-    )
+    packages = (name, f"{name}-g722")
+    read = partial(read_clips, language=language)
+    return ensure_release("asterisk-prompts", language, packages, read)
 
 
-def write_release(root: Path, language: str, release: Path) -> None:
-    """Write the prompts of unpacked packages as clips and TSVs into an empty folder."""
+def read_clips(root: Path, language: str) -> Iterator[Clip]:
+    """Yield the spoken prompts of unpacked packages."""
     sounds = find_one(root, "usr/share/asterisk/sounds/*")
     speaker = sounds.name  # such as en_US_f_Allison
     text = find_one(root, f"usr/share/doc/asterisk-core-sounds-{language}/core-sounds-*.txt.gz")
-    (release / "clips").mkdir()
-    rows: list[ReleaseRow] = []
     for key, prompt in read_prompts(gzip.decompress(text.read_bytes())):
         source = sounds / f"{key}.g722"
         sentence = spell_digits(prompt, language)
@@ -113,10 +95,7 @@ def write_release(root: Path, language: str, release: Path) -> None:
         )
         codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)  # the files have no header
         samples = np.array(codec.decode(source.read_bytes()), dtype=np.int16)
-        content = encode_audio(samples, SAMPLE_RATE, "FLAC")
-        (release / "clips" / row.path).write_bytes(content)  # libsndfile hides that a disk is full
-        rows.append(row)
-    write_tsvs(release, rows)
+        yield row, samples, SAMPLE_RATE
 
 
 def read_prompts(content: bytes) -> Iterator[tuple[str, str]]:

@@ -56,7 +56,7 @@ class CommonVoice(Corpus):
         return folder is not None and any(any(folder.glob(pattern)) for pattern in patterns)
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return those of train, dev and test that are there: a delta has none."""
+        """Return the usual splits that the release has; a delta release has none."""
         available = self.available()
         if EVALUATED[-1] not in available and TRAIN in available:
             folder = self.settings["data_folder"]
@@ -72,7 +72,6 @@ class CommonVoice(Corpus):
         return sorted(set.intersection(*names) - OTHER_TABLES)
 
     def files(self) -> list[Path]:
-        """Return the folders of the tables."""
         folders = [table.parent for table in self._find_tables().values()]
         return folders or [*self._find_releases().values()]
 

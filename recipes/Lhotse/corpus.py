@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 MANIFEST = re.compile(r"(?:.+_)?(?:supervisions|cuts)_([^.]+)\.jsonl(?:\.gz)?")
 KALDI = "wav.scp"
-# By full names, as the folder of all clips of Common Voice takes seconds to list. The last one is
-# the first of a Shar, whose audio lies in tars.
+# Full names, because the folder of all clips of Common Voice takes seconds to list. The last one is
+# the first file of a Shar, whose audio is in tars.
 IN_FOLDERS = (KALDI, "cuts.jsonl", "cuts.jsonl.gz", "cuts.000000.jsonl.gz")
 
 Rows = Iterator[tuple["Recording | None", "SupervisionSegment"]]
@@ -41,18 +41,15 @@ class Lhotse(Corpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        """Check whether a folder has such files."""
         return bool(_find_splits(settings))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the splits of each role: train*, dev* and test*."""
         return splits_by_prefix(self.available())
 
     def available(self) -> list[str]:
         return [*_find_splits(self.settings)]
 
     def files(self) -> list[Path]:
-        """Return the folders of the manifests."""
         files = chain.from_iterable(_find_splits(self.settings).values())
         return [*dict.fromkeys(file.parent for file in files)]
 
@@ -141,7 +138,7 @@ def _read_cuts(file: Path) -> Rows:
 
 
 def _read_kaldi(file: Path) -> Rows:
-    """Yield the utterances; Lhotse's own reader opens each file, and lacks WeNet's folders."""
+    """Yield the utterances. Lhotse's own reader opens each file, and reads no WeNet folders."""
     from lhotse import AudioSource, Recording, SupervisionSegment
     from lhotse.kaldi import load_kaldi_text_file, load_kaldi_text_mapping
 

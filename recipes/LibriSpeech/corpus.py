@@ -29,7 +29,6 @@ class LibriSpeech(Corpus):
         return folder is not None and bool(_split_names(_root(folder)))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the splits of each role: train-*, dev-* and test-*."""
         return splits_by_prefix(self.available())
 
     def available(self) -> list[str]:

@@ -70,11 +70,9 @@ class OwnData(Corpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        """Check for the key."""
         return bool(settings.get("manifest"))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the splits of each role, as in ``manifest``."""
         roles = {name: split.role for name, split in self._splits.items()}
         if roles.pop(ALL_SPLITS, None):
             names = {*chain.from_iterable(np.unique(names).tolist() for _, names in self._dealt)}
@@ -239,7 +237,7 @@ def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, Split]:
 
 
 def _find_sources(key: str, role: str, value: object) -> Split:
-    """Return the sources that a key of the YAML names; "" is the role of ``all``."""
+    """Return the sources that a key of the YAML names. The role of ``all`` is ""."""
     with concerning(*key.split(".")):
         values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
         if not values or not all(isinstance(x, str | Path) and str(x) for x in values):
@@ -252,14 +250,14 @@ def _find_sources(key: str, role: str, value: object) -> Split:
         for source in sources:
             if "://" not in source and not Path(source).exists():
                 raise ConfigError(f"`{key}`: {source} does not exist.")
-            found = find_files(source)
-            by_role = find_splits(source, found) if role else {}
+            source_files = find_files(source)
+            by_role = find_splits(source, source_files) if role else {}
             if len(by_role) > 1:
                 raise DataError(
                     f"`{key}`: {source} has files for {', '.join(sorted(by_role))}. Write "
                     f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
                 )
-            files += choose_files(found) if role else found
+            files += choose_files(source_files) if role else source_files
     return Split(role, sources, files)
 
 

@@ -110,7 +110,7 @@ class PreparedCorpus(Corpus):
                 excluded = ()
 
     def _locate(self, rows: pa.Table, excluded: tuple[Excluded, ...]) -> Manifest:
-        """Let rows name the shards from anywhere."""
+        """Make the paths of shards in the rows absolute."""
         audio = pa.Table.from_struct_array(rows[AUDIO])
         files = pc.binary_join_element_wise(self._storage.url, audio["file"], "/")
         audio = audio.set_column(audio.column_names.index("file"), "file", files)

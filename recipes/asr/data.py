@@ -28,12 +28,11 @@ from sbkit.lm.language_models import TOKENS, WORDS, load_language_models
 from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.models.encoder import find_subsampling
 from sbkit.models.pretrained.folder import TOKENIZER, file_in
-from sbkit.models.pretrained.hub import find_folder
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE, DecoderTokenizer
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 from sbkit.text.transcripts import parse_tag_names
-from sbkit.train.initialize import init_folders, text_table_of
+from sbkit.train.initialize import PRETRAINED, init_folders, pretrained_folder, text_table_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +67,14 @@ def ensure_decoder_tokenizer(settings: Mapping[str, Any]) -> None:
     if file.exists():
         return
     source = None
-    if name := settings.get("pretrained"):
-        revision = (settings["encoder_config"].get("source") or {}).get("revision")
-        source = file_in(find_folder(name, revision), TOKENIZER)
+    if name := settings.get(PRETRAINED):
+        source = file_in(pretrained_folder(settings), TOKENIZER)
     elif folders := init_folders(settings):
         source = folders[0] / DECODER_TOKENIZER_FILE
     if source is None:
         raise ConfigError(
             f"`pretrained` must be a Whisper with a {TOKENIZER}, but is {name or 'null'}.",
-            keys=("pretrained",),
+            keys=(PRETRAINED,),
         )
     write_bytes_atomically(file, DecoderTokenizer(file=source).content)
 
@@ -156,7 +154,9 @@ def prepare_language_models(
     lm_text = LmText.from_setting(settings.get("lm_text"))
     table = text_table(settings["language"], settings.get("text"))
     for file in lm_text.files:
-        next(read_sentences([file], table, settings), None)  # raises an error if it is no text
+        next(
+            read_sentences([file], table, settings), None
+        )  # raises an error for other files than texts
     evaluated = splits.evaluated()
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
     if lm_text.files:

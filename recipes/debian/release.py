@@ -5,19 +5,26 @@ The packages come from the mirrors that this machine already trusts.
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from subprocess import CompletedProcess, run
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.audio.io import encode_audio
 from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
 from sbkit.base.user_folders import cache_folder
-from sbkit.data.corpus import RELEASE_SPLITS
+from sbkit.data.common_voice import read_releases
+from sbkit.data.corpus import RELEASE_SPLITS, Corpus
 from sbkit.data.filesystem import disk_errors
+from sbkit.data.manifest import Manifest
+from sbkit.data.tables import TableOptions
 from sbkit.data.units import digest_of
 from sbkit.text.normalization import normalize
 
@@ -33,7 +40,7 @@ class ReleaseRow:
 
     client_id: str
     path: str
-    sentence_id: str = ""  # `write_tsvs` fills it in: the SHA-256 of the sentence
+    sentence_id: str = ""  # `write_release` fills it in: the SHA-256 of the sentence
     sentence: str
     sentence_domain: str = ""
     up_votes: int = 2
@@ -46,14 +53,31 @@ class ReleaseRow:
     segment: str = ""
 
 
+Clip = tuple[ReleaseRow, npt.NDArray[np.int16], int]  # with its samples, and their rate
+
+
+class ReleaseCorpus(Corpus):
+    """A corpus from packages, which are written as a release for each language."""
+
+    def releases(self) -> Mapping[str, Path]:
+        """Return the release folder of each language; fetch those that are missing."""
+        raise NotImplementedError
+
+    def files(self) -> list[Path]:
+        return [*self.releases().values()]
+
+    def read(self, split: str) -> Iterator[Manifest]:
+        options = TableOptions.from_settings(self.settings)
+        return read_releases(self.releases(), split, options)
+
+
 def ensure_release(
-    name: str, language: str, packages: Sequence[str], write_release: Callable[[Path, Path], None]
+    name: str, language: str, packages: Sequence[str], read_clips: Callable[[Path], Iterable[Clip]]
 ) -> Path:
     """Return the release folder of a language; fetch and write it if the cache lacks it.
 
     The folder ``name`` of the cache has a release for each version of the first package, and of the
-    code that writes it. ``write_release`` takes the root of the unpacked packages, and an empty
-    folder to write into.
+    code that writes it. ``read_clips`` takes the root of the unpacked packages.
     """
     code = digest_of(versions_of_code("releases"))[:8]
     folder = cache_folder() / name
@@ -63,7 +87,7 @@ def ensure_release(
         version, root = fetch_packages(packages, Path(scratch))
         release = folder / f"{version}-{code}" / language
         with disk_errors(folder), atomic_folder(release) as beside:
-            write_release(root, beside)
+            write_release(beside, read_clips(root))
     return release
 
 
@@ -118,11 +142,17 @@ def find_one(root: Path, pattern: str) -> Path:
     return paths[0]
 
 
-def write_tsvs(release: Path, rows: Sequence[ReleaseRow]) -> None:
-    """Write rows as train, dev, test and validated.tsv; a sentence is in one split only."""
-    header = "\t".join(field.name for field in fields(rows[0]))
+def write_release(release: Path, clips: Iterable[Clip]) -> None:
+    """Write clips into an empty folder, with train, dev, test and validated.tsv.
+
+    A sentence is in one split only.
+    """
+    (release / "clips").mkdir()
+    header = "\t".join(field.name for field in fields(ReleaseRow))
     lines: dict[str, list[str]] = {split: [] for split in RELEASE_SPLITS}
-    for row in rows:
+    for row, samples, rate in clips:
+        content = encode_audio(samples, rate, "FLAC")
+        (release / "clips" / row.path).write_bytes(content)  # libsndfile hides that a disk is full
         row = replace(row, sentence_id=hashlib.sha256(row.sentence.encode()).hexdigest())
         split = choose_split(normalize(row.sentence, row.locale))
         lines[split].append("\t".join(map(str, astuple(row))))

@@ -25,7 +25,7 @@ from sbkit.train.brain import Brain
 
 
 class NoisyOutputs(NamedTuple):
-    """The outputs for a batch, and what was heard."""
+    """The outputs for a batch, and the batch with noise."""
 
     log_probs: Tensor  # (B, U, 2) of silence and speech
     frames: Tensor  # (B,)

@@ -20,8 +20,8 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "451b4ffa922680ad"),
-    "releases": CodeVersion(1, "2dbc33177ac4c396"),
+    "corpus": CodeVersion(3, "76337bd1658d645d"),
+    "releases": CodeVersion(1, "975d10af13bfb792"),
     "text": CodeVersion(8, "ccf2aa9cbd2f1f08"),
     "token_counts": CodeVersion(1, "09d86703149c525b"),
     "symbols": CodeVersion(2, "29749a55689bb55d"),

@@ -6,6 +6,7 @@ If something of the run cannot be made, the other checks are left out: they woul
 consequences.
 """
 
+import gc
 import logging
 import sys
 import traceback
@@ -21,18 +22,13 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import nearest, plural
-from sbkit.check import causes, cost, data, dry_run, parameters, settings
-from sbkit.check.checked_run import (
-    CPU_OPTIONS,
-    CheckedRun,
-    Finding,
-    Measurements,
-    has_device,
-)
+from sbkit.base.threads_and_memory import return_freed_memory
+from sbkit.check import cost, data, dry_run, parameters, settings
+from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, Cost, Finding, has_device
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
 from sbkit.distributed.device import ON_CPU
-from sbkit.distributed.ranks import as_single_process
+from sbkit.distributed.ranks import as_single_process, rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
@@ -61,8 +57,7 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(dry_run.check_causality, dry_run.check_padding),
     *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread),
-    *(settings.check_freezing, settings.check_schedule),
-    causes.check_causes,
+    *(settings.check_freezing, settings.check_schedule, settings.check_causes),
     *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
 )
@@ -79,10 +74,11 @@ CONSEQUENCES = {"shapes", "causes"}  # left out where another error has their pl
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """The findings and measurements of the checks of a run."""
+    """The findings of the checks of a run, and the rest that `CheckedRun` has for the screen."""
 
     findings: list[Finding]
-    measured: Measurements = field(default_factory=Measurements)
+    initial_weights: list[str] = field(default_factory=list)
+    cost: Cost | None = None
 
 
 def check_run(
@@ -113,7 +109,9 @@ def check_run(
                 advance(1)
     reported = {f.where for f in findings if f.stops and f.check not in CONSEQUENCES}
     findings = [f for f in findings if f.check not in CONSEQUENCES or f.where not in reported]
-    return CheckResult(findings=_unique(findings), measured=run.measured)
+    return CheckResult(
+        findings=_unique(findings), initial_weights=run.initial_weights, cost=run.cost
+    )
 
 
 @contextmanager
@@ -125,26 +123,25 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
     placement = choose_placement(spec) if has_device(spec) else ON_CPU
     if data is None:
         data = prepare_data(spec)
-    with TemporaryDirectory(prefix="sbkit-check") as scratch:
+    with TemporaryDirectory(prefix="sbkit-check") as folder:
         with quiet(), reporting(show_progress=False):
-            scratch_spec = spec.with_overrides(**{OUTPUT_FOLDER: scratch})
-            write_label_files(scratch_spec, data)
-            built = build_run(scratch_spec, data, placement)
-            if not isinstance(model := built.hparams["model"], nn.ModuleList):
+            scratch_spec = spec.with_overrides(**{OUTPUT_FOLDER: folder})
+            scratch_data = replace(data, spec=scratch_spec)
+            write_label_files(scratch_data)
+            run_copy = build_run(scratch_data, placement)
+            if not isinstance(model := run_copy.hparams["model"], nn.ModuleList):
                 raise ConfigError(
                     f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}.",
                     keys=("model",),
                 )
-            brain = make_brain(built, **CPU_OPTIONS)
-            reached = [*reachable({**dict(built.hparams.items()), "brain": brain})]
+            brain = make_brain(run_copy, **CPU_OPTIONS)
+            reached = [*reachable({**dict(run_copy.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
-            small_steps = dry_run.take_small_steps(built, brain, reached)
+            small_steps = dry_run.take_small_steps(run_copy, brain, reached)
         run = CheckedRun(
-            spec=spec,
             data=data,
-            built=built,
+            copy=run_copy,
             brain=brain,
-            optimizers=list((brain.optimizers_dict or {}).values()),
             reached=reached,
             helpers=helpers,
             dry_run=small_steps,
@@ -154,10 +151,12 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
         yield run
 
 
-def check_before_training(spec: RunSpec, data: RunData) -> None:
-    """Check a run before its first step: log the notes, raise ConfigError for errors."""
+def check_before_training(data: RunData) -> None:
+    """Check a run on rank 0, unless `check` is off: log the notes, raise ConfigError for errors."""
+    if rank() > 0 or not data.spec.settings.get("check", True):
+        return
     with as_single_process(), MainProcessContext():  # SpeechBrain would wait for the other ranks
-        findings = check_run(spec, data=data).findings
+        findings = check_run(data.spec, data=data).findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
         if not finding.stops:
@@ -167,6 +166,8 @@ def check_before_training(spec: RunSpec, data: RunData) -> None:
     if errors:
         print(*errors, sep="\n", file=sys.stderr)
         raise ConfigError(f"`sbkit check` found {len(errors)} errors, printed above.")
+    gc.collect()
+    return_freed_memory()
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -191,7 +192,7 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
     name = check.__name__.removeprefix("check_")
     spec = checked.spec if isinstance(checked, CheckedRun) else checked
     try:
-        # Messages that hooks log in its steps are not of the run.
+        # Messages of hooks in these steps are not the run's.
         with preserve_rng(ON_CPU.device), quiet(), reporting(show_progress=False):
             findings = [*(check(checked) or ())]
         for finding in findings:

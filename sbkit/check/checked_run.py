@@ -152,61 +152,63 @@ def megabytes(count: float) -> str:
 
 
 @dataclass(kw_only=True)
-class Measurements:
-    """Measurements of the checks besides their findings, for `sbkit check` to print."""
-
-    initial_weights: list[str] = field(default_factory=list)  # lines about where training starts
-    cost: Cost | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckedRun:
     """A run that is checked.
 
-    built: the run as the check builds it, in a scratch folder: nothing of the run changes.
+    data: the run up to its labels; nothing in it changes.
+    copy: the run as the check builds it, in a scratch folder: nothing of the run changes.
     brain: a Brain of these objects on the CPU, made as that of the run is.
     reached: every object within the objects and the Brain, before any step, with its path.
     helpers: hashes of the frozen modules beside the model, before any step.
     dry_run: the results of small steps of the Brain.
+    initial_weights, cost: found by checks, for `sbkit check` to print: lines about the weights that
+        training starts from, and what was measured.
     """
 
-    spec: RunSpec
     data: RunData
-    built: PreparedRun
+    copy: PreparedRun
     brain: Brain
-    optimizers: list[Optimizer]
     reached: Sequence[tuple[Keys, object]] = field(repr=False)
     helpers: Mapping[str, str]
     dry_run: DryRun
-    measured: Measurements = field(default_factory=Measurements)
+    initial_weights: list[str] = field(default_factory=list)
+    cost: Cost | None = None
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.data.spec
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return list((self.brain.optimizers_dict or {}).values())
 
     @property
     def model(self) -> nn.ModuleList:
-        model: nn.ModuleList = self.built.hparams["model"]
+        model: nn.ModuleList = self.copy.hparams["model"]
         return model
 
     @property
     def sampler(self) -> RankSampler | None:
         """The sampler of the training set; None if a recipe plans its batches in another way."""
-        sampler = self.built.loaders.train.batch_sampler
+        sampler = self.copy.loaders.train.batch_sampler
         return sampler if isinstance(sampler, RankSampler) else None
 
     @property
     def last_epoch(self) -> int:
-        """The epoch whose plan is checked: that of a curriculum then has all utterances."""
-        return int(self.built.hparams["epoch_counter"].limit)
+        """The epoch whose plan is checked; in a curriculum, it has all utterances."""
+        return int(self.copy.hparams["epoch_counter"].limit)
 
     @property
     def num_steps(self) -> int:
         """The optimizer steps of the run."""
-        train = self.built.loaders.train
+        train = self.copy.loaders.train
         steps = self.sampler.steps() if self.sampler else range(0, len(train), self.accumulation)
         return max(1, len(steps)) * self.last_epoch
 
     @cached_property
     def highest_factor(self) -> float:
         """The highest factor of `lr` in these steps."""
-        schedule = parse_schedule(self.built.hparams)
+        schedule = parse_schedule(self.copy.hparams)
         return highest_factor(schedule, self.num_steps, self.last_epoch)
 
     @property

@@ -55,12 +55,12 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
     """Report a batch that is too large for the memory, or checkpoints too large for the disk."""
     if not has_device(run.spec) or run.sampler is None:
         return  # nothing can be measured for another machine
-    cost = run.measured.cost = measure_cost(run, run.sampler)
+    cost = run.cost = measure_cost(run, run.sampler)
     if cost.fp32_step_seconds is not None and cost.fp32_step_seconds < cost.step_seconds:
         yield run.note(
             "precision",
             problem=f"On this CPU, the largest step takes {cost.step_seconds} s in "
-            f"{run.built.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
+            f"{run.copy.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
             fix="Set `precision: fp32`.",
         )
     folder = run.spec.folder
@@ -84,7 +84,7 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     # Those of the first process, whose first micro-batch of a step is the largest
     shares = range(0, micro_batches_per_step, num_processes)
     padded = [padded_share(steps_of_epoch, share, micro_batches_per_step) for share in shares]
-    valid_loaders = run.built.loaders.valid.values()
+    valid_loaders = run.copy.loaders.valid.values()
     valid_batches = [batch for loader in valid_loaders for batch in _batches_of(loader)]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
     most_in_batch = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
@@ -93,7 +93,7 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
 
-    placement = run.built.placement
+    placement = run.copy.placement
     device_bytes = _memory_of(placement.device)
     with real_steps(run) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
@@ -159,7 +159,7 @@ def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, flo
 def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
     """Return the peak bytes of the largest batch of an evaluation, without recordings to cut."""
     to_cut = {id for ids in recordings_to_cut(run).values() for id in ids}
-    loaders = run.built.loaders
+    loaders = run.copy.loaders
     evaluated = (*loaders.valid.values(), *loaders.test.values())
     batches = [(loader, batch) for loader in evaluated for batch in _batches_of(loader)]
     for loader, micro_batch in sorted(batches, key=lambda pair: -padded_samples(pair[1])):
@@ -209,12 +209,12 @@ class RealSteps:
 
     def __init__(self, run: CheckedRun) -> None:
         factor = min(2, run.accumulation)  # more micro-batches take the same memory
-        built = build_again(run.built)
-        self.brain = make_brain(built, compile=False, grad_accumulation_factor=factor)
+        run_copy = build_again(run.copy)
+        self.brain = make_brain(run_copy, compile=False, grad_accumulation_factor=factor)
         # The other checks hold a model of their own, which training does not.
         self._checker_model_bytes = _tensor_bytes(run.model)
-        self._loader = run.built.loaders.train
-        begin_training(self.brain, run.built.loaders, small_batch(run.built))
+        self._loader = run.copy.loaders.train
+        begin_training(self.brain, run.copy.loaders, small_batch(run.copy))
 
     def load(self, micro_batch: MicroBatch, loader: Loader | None = None) -> Batch:
         """Load a batch of a loader, by default of the training set."""
@@ -320,7 +320,7 @@ class RealSteps:
 @contextmanager
 def real_steps(run: CheckedRun) -> Iterator[RealSteps]:
     """Yield steps of a new Brain, on the device and in the precision of the run."""
-    with preserve_rng(run.built.placement.device):
+    with preserve_rng(run.copy.placement.device):
         steps = RealSteps(run)
         try:
             steps.reset_peak()

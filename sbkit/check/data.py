@@ -104,7 +104,7 @@ def check_labels(run: CheckedRun) -> Iterator[Finding]:
 
 def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
     """Compare the rows or outputs of every part that has one per token."""
-    hparams = run.built.hparams
+    hparams = run.copy.hparams
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
     heads = {name: hparams.get(name) for name in run.data.recipe.heads}
@@ -169,7 +169,7 @@ def _check_texts(run: CheckedRun, transcripts: Mapping[str, Transcripts]) -> Ite
 def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     """Find utterances with fewer frames than CTC needs, to which the loss gives no weight."""
     transcripts = read_all_transcripts(run)
-    subsampling = find_subsampling(run.built.hparams) if transcripts else None
+    subsampling = find_subsampling(run.copy.hparams) if transcripts else None
     if subsampling is None:
         return
     fastest = fastest_percent(run.spec.settings.get("speeds") or [1.0])
@@ -196,12 +196,12 @@ def check_alignment(run: CheckedRun) -> Iterator[Finding]:
 
 def check_masks(run: CheckedRun) -> Iterator[Finding]:
     """Find masks that do not fit: longer than an utterance, or wider than the encoder."""
-    encoder = run.built.hparams.get("Transformer")
+    encoder = run.copy.hparams.get("Transformer")
     if not isinstance(encoder, PretrainedEncoder):
         return
     (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
     if frame_share > 0:
-        subsampling = make_encoder(run.built.hparams).subsampling
+        subsampling = make_encoder(run.copy.hparams).subsampling
         frames = subsampling.count(sample_counts(run.data.splits.train))
         yield from _finding_of_rows(
             run,
@@ -229,7 +229,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
     if config.get("model_type") != "whisper":
         return
     positions = config["max_source_positions"]
-    subsampling = make_encoder(run.built.hparams).subsampling
+    subsampling = make_encoder(run.copy.hparams).subsampling
     rate = settings["sample_rate"]
     slowest = min(100, *to_percents(settings.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if settings.get("concat_prob", 0) > 0 else 0.0
@@ -332,7 +332,7 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
 
 
 def _check_split_column(run: CheckedRun) -> Iterator[Finding]:
-    """Find rows whose column of splits names another one than they are in."""
+    """Find rows whose column of splits names a different split."""
     splits = run.data.splits
     roles = {"train": {TRAIN}, "valid": {*splits.valid}, "test": {*splits.test}}
     for name, split in splits.named().items():

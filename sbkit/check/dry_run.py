@@ -60,7 +60,7 @@ MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in a
 
 
 def take_small_steps(
-    built: PreparedRun, brain: Brain, reached: Sequence[tuple[Keys, object]]
+    run_copy: PreparedRun, brain: Brain, reached: Sequence[tuple[Keys, object]]
 ) -> DryRun:
     """Take small steps, and return their results.
 
@@ -77,16 +77,16 @@ def take_small_steps(
         register_module_forward_hook(run.leave),
     ):
         try:
-            batch = small_batch(built)
-            _run_epoch(built, brain, batch, run)
+            batch = small_batch(run_copy)
+            _run_epoch(run_copy, brain, batch, run)
         except Exception as error:  # whatever a part or a hook raises
             run.error = error
         brain.modules.zero_grad(set_to_none=True)  # gradients are as large as the model
         for optimizer in (brain.optimizers_dict or {}).values():
             optimizer.state.clear()  # often twice as large
         if run.error is None:
-            copy = make_brain(build_again(built), **CPU_OPTIONS)
-            begin_training(copy, built.loaders, batch)
+            copy = make_brain(build_again(run_copy), **CPU_OPTIONS)
+            begin_training(copy, run_copy.loaders, batch)
             _find_unsaved(copy, brain, batch, run, paths)
     return run
 
@@ -113,8 +113,8 @@ class _Unreported(TrainingProgress):
     def report_epoch(self, figures: EpochFigures) -> None: ...
 
 
-def _run_epoch(built: PreparedRun, brain: Brain, batch: object, run: DryRun) -> None:
-    """Take two steps, as the first may break the second, and more if layers are dropped; validate.
+def _run_epoch(run_copy: PreparedRun, brain: Brain, batch: object, run: DryRun) -> None:
+    """Take two steps (the first may break the second), or more if layers are dropped; validate.
 
     The rate is 0, because the other checks need the initial weights, and no checkpoint is saved.
     """
@@ -125,19 +125,20 @@ def _run_epoch(built: PreparedRun, brain: Brain, batch: object, run: DryRun) -> 
             group["lr"] = 0.0
 
     try:
-        begin_training(brain, built.loaders, batch)
+        begin_training(brain, run_copy.loaders, batch)
     except Exception:
         training_loss(brain, batch)  # its error names a part that does not fit
         raise
-    learning = {id(p) for p in brain.modules.parameters() if p.requires_grad}
+    trainable = {id(p) for p in brain.modules.parameters() if p.requires_grad}
     with register_optimizer_step_pre_hook(record_trained):
         for index in range(MAX_STEPS):
-            if index < 2 or not learning <= run.trained:
+            if index < 2 or not trainable <= run.trained:
                 loss = take_step(brain, batch)
     if not run.trained:  # a loss that is not finite, as `check_steps` says, or a later step
-        run.trained = learning
+        run.trained = trainable
     brain.training_metrics.progress = _Unreported(total_epochs=1, total_steps=1)
-    checkpointer, brain.checkpointer = brain.checkpointer, Checkpointer(built.spec.folder / "trial")
+    checkpointer = brain.checkpointer
+    brain.checkpointer = Checkpointer(run_copy.spec.folder / "trial")
     brain.on_stage_end(Stage.TRAIN, mean_over_ranks([loss]), 1)
     brain.on_stage_start(Stage.VALID, 1)
     losses = brain.evaluate_splits({"valid": [batch]}, Stage.VALID, phase="valid")
@@ -182,8 +183,8 @@ def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
     """Yield the names of numbers, arrays and tensors that differ between two modules."""
     for name, value in vars(part).items():
         if isinstance(value, Tensor | np.ndarray | int | float):
-            mine, theirs = (torch.as_tensor(vars(m).get(name, [])) for m in (part, copy))
-            if not np.array_equal(mine.detach().numpy(), theirs.detach().numpy()):
+            tensor, copied = (torch.as_tensor(vars(m).get(name, [])) for m in (part, copy))
+            if not np.array_equal(tensor.detach().numpy(), copied.detach().numpy()):
                 yield name
 
 
@@ -276,7 +277,7 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
             switch = next((name for name, ids in switches.items() if inside & ids), None)
             key, fix = switch or keys[0], UNUSED_FIX
             if switch:
-                reason = f"cannot learn with `{switch}: {short_value(run.built.hparams[switch])}`"
+                reason = f"cannot learn with `{switch}: {short_value(run.copy.hparams[switch])}`"
             elif not inside <= dry_run.zero:
                 verb = "does not reach the loss" if was_called else "is never run"
                 reason = f"{verb}, so never learns"
@@ -292,9 +293,9 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
 
 def _switches(run: CheckedRun) -> dict[str, set[int]]:
     """Return the keys of 0, 1 or a boolean, and the ids of all that another value would train."""
-    brain, batch = run.brain, small_batch(run.built)
+    brain, batch = run.brain, small_batch(run.copy)
     switches: dict[str, set[int]] = {}
-    for key, value in run.built.hparams.items():
+    for key, value in run.copy.hparams.items():
         if isinstance(value, int | float) and value in (0, 1):
             setattr(brain.hparams, key, not value if isinstance(value, bool) else 0.5)
             with suppress(Exception):  # whatever a part raises for such a value
@@ -316,8 +317,8 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     trained = run.brain
     if dry_run.created or trained.optimizers_dict is None:
         return
-    batch = small_batch(run.built)
-    setup = build_again(run.built)
+    batch = small_batch(run.copy)
+    setup = build_again(run.copy)
     hparams = setup.hparams.with_values({"lr_schedule": None})
     brain = make_brain(replace(setup, hparams=hparams), **CPU_OPTIONS)
     begin_training(brain, setup.loaders, batch)
@@ -346,8 +347,8 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
             fix="Lower `lr`.",
         )
         return
-    tried = named_parameters(trained.modules, trained.hparams.settings)
-    dry_run.zero = {id(tried[name]) for name in is_zero if is_zero[name]}  # for `check_unused`
+    parameters = named_parameters(trained.modules, trained.hparams.settings)
+    dry_run.zero = {id(parameters[name]) for name in is_zero if is_zero[name]}  # for `check_unused`
 
 
 # -- what does an output depend on? ----------------------------------------------------------------
@@ -356,8 +357,8 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
 def check_padding(run: CheckedRun) -> Iterator[Finding]:
     """Find states of an utterance that change in a batch with a longer one."""
     brain = run.brain
-    rows = short_rows(run.built)
-    collate = run.built.loaders.train.collate_fn
+    rows = short_rows(run.copy)
+    collate = run.copy.loaders.train.collate_fn
     if not isinstance(collate(rows), Batch):
         return
     with preserve_rng(brain.device):
@@ -394,7 +395,7 @@ def _relative_change(value: Tensor, reference: Tensor) -> float:
 def check_causality(run: CheckedRun) -> Iterator[Finding]:
     """Find a decoder whose logits of a token depend on later tokens: it learns to copy them."""
     brain = run.brain
-    batch = small_batch(run.built)
+    batch = small_batch(run.copy)
     if not isinstance(batch, TextBatch) or not batch.decoder_tokens.numel():
         return
     tokens = batch.decoder_tokens.clone()
@@ -407,7 +408,7 @@ def check_causality(run: CheckedRun) -> Iterator[Finding]:
     change = (before - after)[:, :num_earlier].abs().max() / before.abs().max()
     if change > MAX_LOGIT_CHANGE:
         yield run.finding(
-            "Transformer" if "Transformer" in run.built.hparams else "encoder",
+            "Transformer" if "Transformer" in run.copy.hparams else "encoder",
             problem="The decoder sees the tokens that it is to predict",
             fix="Give its self-attention a causal mask.",
         )

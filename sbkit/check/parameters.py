@@ -26,13 +26,13 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
     module_paths = {path for path, part in reached if isinstance(part, nn.Module)}
     helpers = prepare_helpers(run.brain).values()
     owned_ids |= {id(part) for helper in helpers for part in helper.parameters()}
-    unowned_sizes = Counter[Keys]()  # numbers of parameters outside, by reported path
-    learning: set[Keys] = set()  # the paths of those that want a gradient
+    unowned_sizes = Counter[Keys]()  # numbers of parameters outside the model, by reported path
+    trainable: set[Keys] = set()  # the reported paths of parameters that require a gradient
     for path, parameter in reached:
         if isinstance(parameter, nn.Parameter) and id(parameter) not in owned_ids:
             reported = _path_to_report(path, owned_paths, module_paths - owned_paths)
             unowned_sizes[reported] += parameter.numel()
-            learning |= {reported} if parameter.requires_grad else set()
+            trainable |= {reported} if parameter.requires_grad else set()
     for path, size in unowned_sizes.items():
         name = dotted(path)
         is_in_yaml = path[0] in run.spec.document.root
@@ -42,7 +42,7 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
             fix = f"Make `{name}` a torch.nn.ModuleList or a part of `model`."
             if path[:2] == ("brain", "network"):
                 fix = "Declare it in the YAML, in `model`, and in `parts` of the Brain."
-        if path not in learning and path[:-1] not in owned_paths:
+        if path not in trainable and path[:-1] not in owned_paths:
             helper = path[0] if is_in_yaml else path[1]
             fix = f'If it is to stay frozen, declare it in the Brain: `helpers = ("{helper}",)`.'
         place = path if is_in_yaml else ("model",)
@@ -132,7 +132,7 @@ def check_optimizers(run: CheckedRun) -> Iterator[Finding]:
             fix="Make it a torch.nn.Module, or mark its methods by SpeechBrain's `mark_as_saver` "
             "and `mark_as_loader`.",
         )
-    states = (run.built.hparams["epoch_counter"], *optimizers)
+    states = (run.copy.hparams["epoch_counter"], *optimizers)
     unsaved += dict.fromkeys(type(state).__name__ for state in states if id(state) not in saved)
     if unsaved:
         saved_names = ", ".join(f"`{name}`" for name in recoverables)

@@ -17,7 +17,7 @@ PartRow = tuple[str, ...]
 
 def part_lines(run: CheckedRun) -> Iterable[str]:
     """Return a line for each part of `model`, then for each module outside of it."""
-    names, seen = part_names_of_model(run.built.hparams), {*map(id, run.model.modules())}
+    names, seen = part_names_of_model(run.copy.hparams), {*map(id, run.model.modules())}
     outside: dict[str, nn.Module] = {}
     for path, module in run.reached:  # the shortest paths come first
         if isinstance(module, nn.Module) and seen.isdisjoint(map(id, module.modules())):
@@ -47,11 +47,12 @@ def _rows(
 def _describe(run: CheckedRun, path: PartRow, part: nn.Module) -> list[PartRow]:
     """Return the row of a part, without its name, and the rows below it."""
     parameters, optimizers = [*part.parameters()], run.brain.optimizers_dict or {}
-    learning = {id(parameter) for parameter in parameters if parameter.requires_grad}
-    trainable = "yes" if len(learning) == len(parameters) else "partly" if learning else "no"
+    trainable_ids = {id(parameter) for parameter in parameters if parameter.requires_grad}
+    is_whole = len(trainable_ids) == len(parameters)
+    trainable = "yes" if is_whole else "partly" if trainable_ids else "no"
     steps = run.brain.training_step.freezing.steps
     declared = [steps.get(dotted(path[:depth])) for depth in range(len(path), 0, -1)]
-    if learning and (frozen := next(filter(None, declared), None)):
+    if trainable_ids and (frozen := next(filter(None, declared), None)):
         trainable = f"except in steps {frozen[0] + 1:g} to {frozen[1]:g}"
         if math.isinf(frozen[1]):
             trainable = f"until step {frozen[0]:g}"
@@ -59,17 +60,17 @@ def _describe(run: CheckedRun, path: PartRow, part: nn.Module) -> list[PartRow]:
         key: {id(p) for g in o.param_groups for p in g["params"]} for key, o in optimizers.items()
     }
     placed_parts = (
-        *part_names_of_model(run.built.hparams),
+        *part_names_of_model(run.copy.hparams),
         *run.brain.parts,
         *run.brain.optional_parts,
     )
-    device = run.built.placement.device if path[0] in placed_parts else None
+    device = run.copy.placement.device if path[0] in placed_parts else None
     tensors = [*parameters, *part.buffers()]
     facts = (
         {trainable} if parameters else (),
         {str(tensor.dtype).removeprefix("torch.") for tensor in tensors},
         {str(device or tensor.device) for tensor in tensors},
-        {name for name, owned in ids.items() if owned & learning},
+        {name for name, owned in ids.items() if owned & trainable_ids},
     )
     count = f"{sum(parameter.numel() for parameter in parameters):,}"
     row = (type(part).__name__, count, *(", ".join(sorted(values)) for values in facts))

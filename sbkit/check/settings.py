@@ -7,9 +7,10 @@ it. The dry run calls neither the hooks of a test nor those of later epochs.
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -30,14 +31,15 @@ from sbkit.config.hparams import RunSpec, insert_defaults
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
-from sbkit.data.splits import sample_counts
+from sbkit.data.splits import count_tokens, sample_counts
 from sbkit.distributed.device import check_precision, choose_device, device_counter_for, find_device
 from sbkit.export.export import bundle_weights, part_facts
 from sbkit.export.formats import declared_formats
 from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
+from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.optimizers import FREEZE
 from sbkit.train.recipe import load_recipe
-from sbkit.train.schedule import MAX_SCHEDULED_STEPS
+from sbkit.train.schedule import MAX_SCHEDULED_STEPS, highest_factor, parse_schedule
 from sbkit.train.setup import (
     describe_run,
     load_initial_weights,
@@ -50,6 +52,13 @@ MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MIN_HIGHEST_FACTOR = 0.5  # a factor of `lr`
 MAX_COMPARED_STEPS = 100  # steps of two plans
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
+# The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
+# at 1.0, ctc.yaml writes only blanks.
+SCRATCH_RATES = (5e-5, 1e-3, 0.02)
+TUNING_RATES = (1e-6, 1e-4, 0.02)  # for weights that were trained before
+# Mean uses of a token in the training transcripts, for a vocabulary that is not of characters.
+# A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
+MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
 
 
 def check_ranges(spec: RunSpec) -> Iterator[Finding]:
@@ -79,11 +88,11 @@ def check_needs(spec: RunSpec) -> Iterator[Finding]:
         forms = {name: ValueType((*form.split(" or "),)) for name, form in needs.items()}
         is_off = forms and not any(values.get(name) in form for name, form in forms.items())
         if is_off and values.get(key) and _is_given(spec, key):
-            wishes = " or ".join(f"`{name}` {form}" for name, form in needs.items())
+            conditions = " or ".join(f"`{name}` {form}" for name, form in needs.items())
             yield finding_at(
                 spec,
                 key,
-                problem=f"`{key}` needs {wishes}, which this run does not have",
+                problem=f"`{key}` needs {conditions}, which this run does not have",
                 fix=f"Set that, or leave out `{key}`.",
                 stops=False,
             )
@@ -109,7 +118,7 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     if run.dry_run.error is not None:
         return  # code that has not run may read any key
     names_read = set[str]().union(
-        *(k.names_read for k in (run.spec.settings, run.built.spec.settings, run.built.hparams))
+        *(k.names_read for k in (run.spec.settings, run.copy.spec.settings, run.copy.hparams))
     )
     document = run.spec.document
     candidates = {*names_read, *document.root} - document.own_keys
@@ -157,7 +166,7 @@ def _runs_own_code(run: CheckedRun) -> bool:
 
 
 def check_freezing(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen at random weights or although not `always`, or never are."""
+    """Find parts that are frozen all the time, at random weights or by mistake, or never."""
     steps = run.brain.training_step.freezing.steps
     parts = [part for part, (start, end) in steps.items() if start == 0 and end >= run.num_steps]
     has_weights = any(map(run.spec.settings.get, ("pretrained", "init_from")))
@@ -184,6 +193,49 @@ def check_schedule(run: CheckedRun) -> Iterator[Finding]:
             problem=f"`lr_schedule` reaches only {run.highest_factor:.2g} of `lr` in the "
             f"{plural(run.num_steps, 'step')} of the run",
             fix="Shorten its warm-up, or train for more epochs.",
+        )
+
+
+def check_causes(run: CheckedRun) -> Iterator[Finding]:
+    """Note a learning rate or a vocabulary that keeps a recognizer from learning to write."""
+    if run.data.recipe.label_file != TOKENIZER_FILE:
+        return
+    settings = dict(run.copy.hparams.items())  # marks no key as read
+    yield from _check_vocabulary(run, settings)
+    yield from _check_rate(run, settings)
+
+
+def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    tokenizer = settings["tokenizer"]
+    train = count_tokens(run.copy.loaders.splits.train, tokenizer)
+    uses = train.tokens.sum() / tokenizer.vocab_size
+    is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
+    if uses < MIN_TOKEN_USES and is_large:
+        hours = samples_to_seconds(int(train.samples.sum()), settings["sample_rate"]) / 3600
+        yield run.note(
+            "token_type",
+            problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
+            f"hours: a token is seen {uses:.1f} times on average",
+            fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
+        )
+
+
+def _check_rate(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    rate = settings.get("lr")
+    names = [type(optimizer).__name__.lower() for optimizer in run.optimizers]
+    if not isinstance(rate, int | float) or not names or "adam" not in names[0]:
+        return
+    is_tuned = bool(settings.get("init_from") or settings.get("pretrained"))
+    lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
+    factor = highest_factor(parse_schedule(settings))
+    peak = rate * factor
+    if not lowest <= peak <= highest:
+        ratio = max(peak / usual, usual / max(peak, 1e-9))
+        yield run.note(
+            "lr",
+            problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
+            f"{'high' if peak > usual else 'low'}",
+            fix=f"Try `lr: {usual / factor:g}`.",
         )
 
 
@@ -248,14 +300,14 @@ def check_run_folder(run: CheckedRun) -> None:
     if folder.is_dir():
         newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
-            require_own_folder(run.spec, describe_run(run.spec, run.data, run.helpers))
-            check_weights(run.built.hparams["checkpointer"], newest)
+            require_own_folder(run.spec, describe_run(run.data, run.helpers))
+            check_weights(run.copy.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(run: CheckedRun) -> None:
     """Refuse, as training does, a `pretrained` or `init_from` without weights for the model."""
     if not has_checkpoint(run.spec.folder):
-        run.measured.initial_weights = load_initial_weights(run.built)
+        run.initial_weights = load_initial_weights(run.copy)
 
 
 @concerning("export_formats")
@@ -273,9 +325,9 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         root = spec.tree
         objects = {} if task.label_file is None else {task.label_key: labels}
         names = getattr(run.brain.checkpointer, "meta", {}).get(PARTS, ())
-        described = part_facts(root, objects, task, names)
+        parts_config = part_facts(root, objects, task, names)
         rate = spec.settings["sample_rate"]
-        config = BundleConfig(task.name, rate, described["model"], described["parts"])
+        config = BundleConfig(task.name, rate, parts_config["model"], parts_config["parts"])
         network, parts = assemble(BundleContents(config, task, labels), modules)
         weights = bundle_weights(run.model.state_dict(), root, task)
         check_same_model(weights, network.model.state_dict(), place=f"{spec.folder}/bundle")

@@ -38,7 +38,7 @@ def check(options: Namespace) -> int:
     with quiet():
         result = check_run(spec)
     findings = result.findings
-    cost = result.measured.cost  # None if it could not be measured
+    cost = result.cost  # None if it could not be measured
     if options.json:
         records = [{"severity": finding.severity, **asdict(finding)} for finding in findings]
         record: dict[str, object] = {"findings": records}
@@ -46,7 +46,7 @@ def check(options: Namespace) -> int:
             record["cost"] = asdict(cost)
         print(printable_json(to_json(record)))
     else:
-        lines = [*result.measured.initial_weights]
+        lines = [*result.initial_weights]
         if options.defaults:
             lines += [f"`{key}` is {spec.settings[key]!r} by default." for key in spec.defaults]
         print(*findings, *lines, summary(findings), sep="\n")

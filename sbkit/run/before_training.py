@@ -30,7 +30,6 @@ from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import describe_results
 from sbkit.export.export import copy_files, replacing_bundle
 from sbkit.logs.metric import Metrics, best_key, percent
-from sbkit.models.pretrained.hub import find_folder
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_report import ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
@@ -41,7 +40,7 @@ from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import DIFFERS, PRETRAINED, init_folders
+from sbkit.train.initialize import DIFFERS, PRETRAINED, init_folders, pretrained_folder
 from sbkit.train.setup import PreparedRun, user_modules_of
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ logger = logging.getLogger(__name__)
 def measure_start(run: PreparedRun, brain: Brain) -> None:
     """Score the recognizer that a run starts from, if it does; write and log the figures."""
     folder, splits = run.spec.folder, run.loaders.splits
-    if has_checkpoint(folder) or not isinstance(run.data.recipe, AsrTask):
+    if has_checkpoint(folder) or not isinstance(run.recipe, AsrTask):
         return
     with rank0_then_others():
         (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # that of an earlier start
@@ -66,7 +65,7 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
             return
         if bundle is None:
             return
-        rewrite = transcript_normalizer(bundle.config.text_table, run.data.labels.tags)
+        rewrite = transcript_normalizer(bundle.config.text_table, run.labels.tags)
         entries = _score(run, brain, bundle, splits.evaluated(), rewrite)
         del bundle
         return_freed_memory()
@@ -85,7 +84,7 @@ def _score(
     sets: Mapping[str, datasets.Dataset],
     rewrite: Callable[[str], str] | None = None,
 ) -> FigureDict:
-    """Return the figures of validation or test sets on rank 0, nothing on others."""
+    """Return the figures of validation or test sets on rank 0, none on other ranks."""
     seconds, splits = batch_seconds_of(run.spec.settings), run.loaders.splits
     scorer = BundleScorer(bundle, times=False, batch_seconds=seconds, rewrite=rewrite)
     rate = bundle.config.sample_rate
@@ -137,11 +136,11 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
                     write_transformers(start["folder"], opened.config, new)
                 else:
                     copy_files(start["folder"], new)
-            then, now = map(percent, errors)
+            rate_before, rate_after = map(percent, errors)
             logger.warning(
                 "note: the run ends with the weights that it started from, because training made "
-                f"them worse: on validation, {rate} was {then} before and is {now} after. "
-                "keep_better_start: False takes the trained weights."
+                f"them worse: on validation, {rate} was {rate_before} before and is "
+                f"{rate_after} after. keep_better_start: False takes the trained weights."
             )
     return True
 
@@ -157,9 +156,9 @@ def ends_with_start(run: PreparedRun, bundle: TorchBundle | None) -> bool:
     return bundle.digests["weights"] == weights
 
 
-def _has_same_parts(one: TorchBundle, other: TorchBundle) -> bool:
-    one_names, other_names = (bundle.task.label_names(bundle.labels) for bundle in (one, other))
-    return one.config.parts == other.config.parts and [*one_names] == [*other_names]
+def _has_same_parts(bundle: TorchBundle, start: TorchBundle) -> bool:
+    labels, start_labels = ([*b.task.label_names(b.labels)] for b in (bundle, start))
+    return bundle.config.parts == start.config.parts and labels == start_labels
 
 
 def _find_start(run: PreparedRun) -> dict[str, Any] | None:
@@ -173,9 +172,8 @@ def _find_start(run: PreparedRun) -> dict[str, Any] | None:
         if len(folders) == 1 and (config := folders[0] / file).exists():
             return {"folder": config.parent, "user_modules": user_modules_of(run.spec)}
     if not folders and settings.get(PRETRAINED) and settings.get("decoder_task") != "translate":
-        source = (settings.get("encoder_config") or {}).get("source") or {}
         with suppress(SbkitError):  # it may be gone at the end of a run
-            folder = find_folder(settings[PRETRAINED], source.get("revision"))
+            folder = pretrained_folder(settings)
             require_recognizer(folder)
             return {"folder": folder, "language": settings["language"]}
     return None
@@ -209,14 +207,16 @@ def describe_worse(metrics: Metrics, before: FigureDict, after: FigureDict) -> I
     metrics: those of the task, of which the first one ranks.
     """
     rate = best_key(metrics).name
-    for name, now in after.items():
-        then = before.get(name, {})
-        if None in (then.get(rate), now.get(rate)) or not now[rate] > then[rate]:
+    for name, figures in after.items():
+        start_figures = before.get(name, {})
+        if None in (start_figures.get(rate), figures.get(rate)):
             continue
-        yield (
-            f"{name}: the run ends worse than it began: {rate} {_with_interval(rate, now)}, before "
-            f"training {_with_interval(rate, then)}."
-        )
+        if figures[rate] > start_figures[rate]:
+            yield (
+                f"{name}: the run ends worse than it began: {rate} "
+                f"{_with_interval(rate, figures)}, before training "
+                f"{_with_interval(rate, start_figures)}."
+            )
 
 
 def _with_interval(rate: str, figures: FigureDict) -> str:

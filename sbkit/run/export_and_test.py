@@ -8,10 +8,9 @@ the one that `sbkit export` copies.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from sbkit.base.versions import __version__
 from sbkit.bundle.config import BundleConfig
 from sbkit.checkpoint.run_config import BUNDLE, read_description
 from sbkit.data.batch import Loader
-from sbkit.decoding.beam import BeamDecoder, declared_decoder
+from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
@@ -36,7 +35,7 @@ from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failure
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.run.before_training import describe_start, describe_worse, ends_with_start
-from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.runtimes import LoadOptions, load_bundle
 from sbkit.runtime.score_report import ScoredSet, ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, sample_validation
@@ -53,30 +52,32 @@ def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
 
     Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
     """
-    folder, decodes_frames = run.spec.folder, run.data.recipe.decodes_frames
-    decoder = declared_decoder(run.hparams) if decodes_frames else None
-    placement = Placement(brain.device, run.spec.settings["eval_precision"])
-    files: Mapping[str, bytes] | None = None
+    folder = run.spec.folder
+    files: Mapping[str, bytes] | None = None  # on rank 0
     fitted: FittedDecoder | None = None
     bundle: TorchBundle | None = None
-
-    def load(folder: Path) -> TorchBundle:
-        device, precision = brain.device, placement.precision
-        modules = user_modules_of(run.spec)
-        return load_bundle(folder, device=device, precision=precision, user_modules=modules)
-
+    options: LoadOptions = {
+        "device": brain.device,
+        "precision": run.spec.settings["eval_precision"],
+        "user_modules": user_modules_of(run.spec),
+    }
     brain.ping("export")
     with rank0_then_others(), logging_unexportable():
         if rank() == 0 and not (folder / BUNDLE).exists():
             files = collect_files(folder)
-    if decodes_frames and gather_over_ranks(files is not None)[0]:
-        fitted = fit(run, brain, decoder, placement)
+    if run.recipe.decodes_frames and gather_over_ranks(files is not None)[0]:
+        fitted = fit(run, brain)
     brain.ping("export")
     with rank0_then_others(), logging_unexportable():
         if files is not None:
-            bundle = write_and_load(folder, files, fitted, load)
+            has_models = fitted is not None and fitted.decoder is not None
+            models = folder / LANGUAGE_MODELS_FILE if has_models else None
+            with atomic_folder(folder / BUNDLE) as new:  # a bundle that loads gets its name
+                write_bundle(new, files, fitted, models)
+                bundle = load_bundle(new, **options)
+                fsync_tree(new)
     if bundle is None and (folder / BUNDLE).exists():
-        bundle = load(folder / BUNDLE)
+        bundle = load_bundle(folder / BUNDLE, **options)
     return bundle
 
 
@@ -92,12 +93,11 @@ def logging_unexportable() -> Iterator[None]:
         )
 
 
-def fit(
-    run: PreparedRun, brain: Brain, decoder: BeamDecoder | None, placement: Placement
-) -> FittedDecoder:
+def fit(run: PreparedRun, brain: Brain) -> FittedDecoder:
     """Fit a decoder, and the confidences of words, with the weights in memory."""
-    settings, valid = run.spec.settings, run.data.splits.valid
-    task, rate = run.data.recipe, settings["sample_rate"]
+    settings, valid = run.spec.settings, run.splits.valid
+    task, rate = run.recipe, settings["sample_rate"]
+    decoder = declared_decoder(run.hparams)
     language = settings.get("language")
     table = text_table(language, settings.get("text")) if language else None
     config = BundleConfig(task.name, rate, (), {}, language=language, normalizer=table)
@@ -105,39 +105,23 @@ def fit(
         if isinstance(part, nn.Module):  # also the features, which `model` may lack
             part.eval()
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
+        placement = Placement(brain.device, settings["eval_precision"])
         model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
         own_tokens = run.hparams.get("decoder_tokenizer")
-        bundle = TorchBundle(
-            config, task, run.data.labels, decoder_tokenizer=own_tokens, model=model
-        )
+        bundle = TorchBundle(config, task, run.labels, decoder_tokenizer=own_tokens, model=model)
         rescores = decoder is not None and decoder.attention_rescoring
-        seconds = batch_seconds_of(run.spec.settings)
+        seconds = batch_seconds_of(settings)
         sample = sample_validation(bundle, valid, with_attention=rescores, batch_seconds=seconds)
         brain.stop_if_signaled()
         aligner = bundle.decoder_pool.decoder.aligner
         return fit_decoder(decoder, aligner, sample, splits=[*valid], by_words=config.has_words)
 
 
-def write_and_load(
-    run: Path,
-    files: Mapping[str, bytes],
-    fitted: FittedDecoder | None,
-    load: Callable[[Path], TorchBundle],
-) -> TorchBundle:
-    """Write the bundle of a run, which gets its name once it is loaded."""
-    has_models = fitted is not None and fitted.decoder is not None
-    with atomic_folder(run / BUNDLE) as folder:
-        write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
-        bundle = load(folder)
-        fsync_tree(folder)
-    return bundle
-
-
 def write_declared_formats(run: PreparedRun) -> None:
     """Write the missing ones of the formats that the YAML declares; log which of them fail."""
     folder = run.spec.folder
     try:
-        declared = declared_formats(run.spec.settings, run.data.recipe)
+        declared = declared_formats(run.spec.settings, run.recipe)
         names = [name for name in declared if not (folder / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
         with as_single_process():
@@ -165,7 +149,7 @@ def score(run: PreparedRun, brain: Brain, bundle: TorchBundle | None, name: str)
 
 
 def validate(brain: Brain, loader: Loader) -> dict[int, Any]:
-    """Return the results of this rank's share of a test set, by row, as a validation has them."""
+    """Validate this rank's share of a test set; return its results by row."""
     brain.on_stage_start(Stage.TEST, None)
     losses = brain.evaluate_splits({"": loader}, Stage.TEST, phase="test")
     results = brain.evaluator.results[""]
@@ -183,9 +167,9 @@ def report(
     folder, settings = run.spec.folder, run.spec.settings
     test_report = ScoreReport(
         folder,
-        run.data.recipe,
+        run.recipe,
         sample_rate=settings["sample_rate"],
-        labels=run.data.labels,
+        labels=run.labels,
         metrics=brain.evaluator.metrics if type(brain).metrics else None,
         measure=brain.evaluator.measure if type(brain).metrics else None,
         report_by=settings["report_by"] or (),
@@ -241,5 +225,5 @@ def report(
         logger.info(f"{test_report.describe(scored)}, {weights}")
     for line in test_report.notes:
         logger.info(line)
-    for line in describe_worse(run.data.recipe.metrics, before, test_report.entries):
+    for line in describe_worse(run.recipe.metrics, before, test_report.entries):
         logger.warning(line)

@@ -5,7 +5,6 @@
 `Run.train` has all stages in their order. Each can also be called alone.
 """
 
-import gc
 import logging
 import shlex
 import shutil
@@ -145,8 +144,8 @@ class Run:
             overrides |= {"manifest": files, "data_folder": None, "corpus": None}
         self.spec = declare_run(yaml_file, overrides, recipe=recipe)
         self.position = (0, 0)
-        self._prepared: PreparedRun | None = None  # once it is made
-        self._named: frozenset[str] = frozenset()  # the user's modules
+        self._prepared: PreparedRun | None = None
+        self._trusted_modules: frozenset[str] = frozenset()  # the user's
 
     @property
     def settings(self) -> Settings:
@@ -186,19 +185,19 @@ class Run:
         folder = Path(folder).absolute()
         here = {OUTPUT_FOLDER: folder, **(overrides or {})}
         run = cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
-        run._named = frozenset(user_modules)
+        run._trusted_modules = frozenset(user_modules)
         return run
 
     # -- the whole run --------------------------------------------------------------------------
 
     def train(self, *, on_epoch: Callable[[Record], object] | None = None) -> None:
-        """Check, train, export and test the run; one that was stopped goes on.
+        """Check, train, export and test the run; resume it if it was stopped.
 
         on_epoch: is called after each validation with the record that `history` gets, on rank 0.
-            An exception that it raises ends the run, and the next call goes on.
+            An exception that it raises ends the run; the next call resumes it.
 
-        Raises KeyboardInterrupt after Ctrl-C or another signal: the next call goes on. Raises
-        ExportError, with all results written, if no bundle can hold the model.
+        Raises KeyboardInterrupt after Ctrl-C or another signal; the next call resumes the run.
+        Raises ExportError, with all results written, if no bundle can hold the model.
         """
         spec = self.spec
         require_unedited_modules(spec)
@@ -208,12 +207,7 @@ class Run:
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
             if spec.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
-            with rank0_then_others():  # rank 0 makes the labels, and the others find them
-                with spec.placing_errors():
-                    data = wait_for_store(lambda: prepare_data(spec))
-                check_first(spec, data)
-                write_labels(spec, data)
-            prepared = self._prepared = build_run(spec, data, placement)
+            prepared = self._prepared = prepare_run(spec, checks=True)
             brain = open_run_folder(prepared)
             text_log.open()
             brain.on_epoch = on_epoch
@@ -224,26 +218,26 @@ class Run:
                 self._finish(prepared, brain)
             finally:
                 self.position = brain.position
-        if data.recipe.has_model and not (self.folder / BUNDLE).exists():
+        if prepared.recipe.has_model and not (self.folder / BUNDLE).exists():
             raise ExportError(
                 f"The run in {self.folder} has ended, and its checkpoint is tested, but no bundle "
                 f"can hold its model: {TEXT_LOG} says why. Correct that, and train anew."
             )
 
     def check(self) -> list[Finding]:
-        """Return findings: what would go wrong, or differ from the YAML."""
+        """Return the faults that would end the run, and effects that differ from the YAML."""
         require_unedited_modules(self.spec)
         with quiet():
             return check_run(self.spec).findings
 
     def test(self) -> Mapping[str, FigureDict]:
-        """Return `scores`; export and test the best weights first, unless that was done."""
+        """Export and test the best weights, unless that is done; return `scores`."""
         with self._exclusive_run() as text_log:
             prepared = self.prepare()
-            described = describe_run(self.spec, prepared.data)
-            require_resumable(self.folder, described, has_ended=True)
+            description = describe_run(prepared)
+            require_resumable(self.folder, description, has_ended=True)
             text_log.open()
-            write_yaml(prepared, described, has_ended=True)
+            write_yaml(prepared, description, has_ended=True)
             brain = make_brain(prepared)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
             self._finish(prepared, brain)
@@ -337,11 +331,11 @@ class Run:
     def _require_trusted(self) -> None:
         """Read the YAML of a run folder as data, but not one that the user has written."""
         if self.spec.document.is_of_run:
-            require_trusted(self.settings, self.spec.given_keys, self._named)
+            require_trusted(self.settings, self.spec.given_keys, self._trusted_modules)
 
     def _user_modules(self) -> frozenset[str]:
-        """Return the modules that were named, or that a YAML of the user's names."""
-        return self._named if self.spec.document.is_of_run else user_modules_of(self.spec)
+        """Return the trusted modules: the named ones of an opened run, or those of the YAML."""
+        return self._trusted_modules if self.spec.document.is_of_run else user_modules_of(self.spec)
 
     def _require_unchanged(self) -> None:
         """Raise ConfigError if the run in the folder has other values."""
@@ -365,15 +359,10 @@ class Run:
     # -- its stages -----------------------------------------------------------------------------
 
     def prepare(self) -> PreparedRun:
-        """Make all that the run needs, unless that is done, and write its labels, nothing else."""
+        """Prepare the data, objects and loaders once; write the labels, and nothing else."""
         require_unedited_modules(self.spec)
         if self._prepared is None:
-            with rank0_then_others():
-                data = prepare_data(self.spec)
-                write_labels(self.spec, data)
-            self._prepared = build_run(self.spec, data, choose_placement(self.spec))
-            require_same_on_ranks(describe_run(self.spec, data))
-            require_same_code()
+            self._prepared = prepare_run(self.spec)
         return self._prepared
 
     def prepare_splits(self) -> Splits:
@@ -392,7 +381,7 @@ class Run:
         """
         prepared = self.prepare()
         with rank0_then_others():
-            check_first(self.spec, prepared.data)
+            check_before_training(prepared)
         return open_run_folder(prepared, **run_opts)
 
     def _finish(self, prepared: PreparedRun, brain: Brain) -> None:
@@ -450,44 +439,47 @@ class Run:
 # -- stages of a run, in their order ---------------------------------------------------------------
 
 
-def check_first(spec: RunSpec, data: RunData) -> None:
-    """Let rank 0 try copies of the run's objects, in a scratch folder; the run does not change."""
-    if rank() == 0 and spec.settings.get("check", True):
-        check_before_training(spec, data)
-        gc.collect()
-        return_freed_memory()
+def prepare_run(spec: RunSpec, *, checks: bool = False) -> PreparedRun:
+    """Prepare the data, perhaps check the run, write its labels, and build its objects."""
+    with rank0_then_others():  # rank 0 makes the labels, and the others find them
+        with spec.placing_errors():
+            data = wait_for_store(lambda: prepare_data(spec))
+        if checks:
+            check_before_training(data)
+        write_labels(data)
+    run = build_run(data, choose_placement(spec))
+    require_same_on_ranks(describe_run(run))
+    require_same_code()
+    return run
 
 
-def write_labels(spec: RunSpec, data: RunData) -> None:
+def write_labels(data: RunData) -> None:
     """Write the labels, the first files in the run folder, unless it is another run's."""
-    note = require_own_folder(spec, describe_run(spec, data))
+    note = require_own_folder(data.spec, describe_run(data))
     if rank() == 0:
         if note:
             logger.info(note)
-        write_label_files(spec, data)
+        write_label_files(data)
 
 
 def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
     """Make the Brain with initial weights, write the description of its run, set results aside."""
-    spec, data = run.spec, run.data
-    require_same_on_ranks(describe_run(spec, data))
-    require_same_code()
+    spec = run.spec
     if not has_checkpoint(spec.folder):
         for line in load_initial_weights(run):
             logger.info(line)
     run.hparams["checkpointer"].check_same_model()
     brain = make_brain(run, **run_opts)
-    helpers = helper_digests(brain)
-    described = describe_run(spec, data, helpers)
-    require_same_on_ranks(described)
-    require_own_folder(spec, described)
+    description = describe_run(run, helper_digests(brain))
+    require_same_on_ranks(description)
+    require_own_folder(spec, description)
     was_finished = is_finished(spec.folder, spec.settings)
     with rank0_then_others():
         if rank() == 0:
             if not was_finished:
                 set_results_aside(spec.folder)
             log_data(run.loaders.splits, spec.folder, spec.settings["sample_rate"])
-            corpus = data.recipe.corpus(spec.settings)
+            corpus = run.recipe.corpus(spec.settings)
             write_data_report(
                 run.loaders.splits,
                 spec.folder,
@@ -496,7 +488,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
                 corpus=corpus and corpus.describe(),
             )
             return_freed_memory()  # memory of the report, which training does not need
-    write_yaml(run, described, has_ended=was_finished)
+    write_yaml(run, description, has_ended=was_finished)
     return brain
 
 
@@ -512,7 +504,7 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_yaml(run: PreparedRun, described: Description, *, has_ended: bool) -> None:
+def write_yaml(run: PreparedRun, description: Description, *, has_ended: bool) -> None:
     """Write the YAML and the description of a run; remove an unmeasured bundle of other values.
 
     has_ended: no step is trained, so the values that only training reads stay.
@@ -521,14 +513,16 @@ def write_yaml(run: PreparedRun, described: Description, *, has_ended: bool) -> 
     spec, folder = run.spec, run.spec.folder
     if has_ended:
         before = read_description(folder)
-        changed = {d.key for d in differences(before, described)} & MACHINE_KEYS & {*before.values}
+        changed = (
+            {d.key for d in differences(before, description)} & MACHINE_KEYS & {*before.values}
+        )
         spec = spec.with_overrides(**{key: before.values[key] for key in changed})
-        described = describe_run(spec, run.data, before.helpers)
-        is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, described))
+        description = describe_run(replace(run, spec=spec), before.helpers)
+        is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, description))
         is_outdated = is_changed and not (folder / SUMMARY).exists()
     with rank0_then_others():
         if rank() == 0:
             if is_outdated:
                 shutil.rmtree(folder / BUNDLE, ignore_errors=True)
-            write_description(folder, described)
+            write_description(folder, description)
             write_text_atomically(folder / RUN_YAML, spec.one_file)

@@ -2,8 +2,8 @@
 
 `init_from`: weights that fit by name and shape are loaded, of several models their mean. Names
 follow the YAML's parts, such as `CNN.conv1.weight`, so the other model may have other parts, or
-list them in another order. If its vocabulary is another one, heads and embeddings are loaded token
-by token, also if the sizes agree: characters are numbered by how often they occur. The sample rate,
+list them in another order. If its vocabulary differs, heads and embeddings are loaded token by
+token, even if the sizes agree: characters are numbered by how often they occur. The sample rate,
 the features, and the language and form of texts must be equal or declared. Other settings that no
 shape reveals, such as the number of heads, are not compared. Nothing from the other folder is
 built.
@@ -68,6 +68,12 @@ def init_folders(settings: Mapping[str, Any]) -> list[Path]:
     return [*map(Path, [names] if isinstance(names, str) else names)]
 
 
+def pretrained_folder(settings: Mapping[str, Any]) -> Path:
+    """Return the folder of `pretrained`, in the revision whose sizes the run began with."""
+    source = (settings.get(ENCODER_CONFIG) or {}).get("source") or {}
+    return find_folder(settings[PRETRAINED], source.get("revision"))
+
+
 def initialize_from(
     folders: Sequence[Path],
     hparams: Mapping[str, Any],
@@ -84,58 +90,58 @@ def initialize_from(
     """
     folder, *others = folders
     place = ("the mean of " if others else "") + ", ".join(map(str, folders))
-    their_tokens, our_tokens = _tokens(folder, hparams, task)
+    source_tokens, tokens = _tokens(folder, hparams, task)
     for other in others:
         for thing, differs in (
-            ("tokenizer", _tokens(other, hparams, task)[0] != their_tokens),
+            ("tokenizer", _tokens(other, hparams, task)[0] != source_tokens),
             ("text table", text_table_of(other) != text_table_of(folder)),
         ):
             if differs:
                 raise ConfigError(f"`init_from`: {other} has another {thing} than {folder}.")
-    theirs = mean_of(folders, read_named_weights)
-    ours = tensors_by_part(hparams)
-    by_label = _ids_by_label(hparams, task, len(our_tokens)) if their_tokens != our_tokens else ()
-    their_row = {token: row for row, token in enumerate(their_tokens)}
-    rows = [(their_row[t], row) for row, t in enumerate(our_tokens) if t in their_row]
-    misfits = _misfits(theirs, ours)
-    loaded: list[str] = []
-    by_token: list[str] = []
-    new: list[str] = []
+    weights = mean_of(folders, read_named_weights)
+    tensors = tensors_by_part(hparams)
+    labeled_ids = _ids_by_label(hparams, task, len(tokens)) if source_tokens != tokens else ()
+    source_row = {token: row for row, token in enumerate(source_tokens)}
+    rows = [(source_row[token], row) for row, token in enumerate(tokens) if token in source_row]
+    misfits = _misfits(weights, tensors)
+    names_loaded: list[str] = []
+    names_by_token: list[str] = []
+    new_tensors: list[str] = []
     with torch.no_grad():
-        for name, tensor in ours.items():
-            has_labels = id(tensor) in by_label
+        for name, tensor in tensors.items():
+            has_labels = id(tensor) in labeled_ids
             misfit = misfits[name]
-            if has_labels and _load_rows(theirs.get(name), tensor, rows, len(their_tokens)):
-                by_token.append(name)
+            if has_labels and _load_rows(weights.get(name), tensor, rows, len(source_tokens)):
+                names_by_token.append(name)
             elif misfit is not None or has_labels:
-                new.append(f"{name} ({misfit or 'of other labels there'})")
+                new_tensors.append(f"{name} ({misfit or 'of other labels there'})")
             else:
-                tensor.copy_(theirs[name])
-                loaded.append(name)
-    unused = [name for name in theirs if name not in ours]
-    if not loaded and not by_token:
-        names = listed([*theirs], max_names=MAX_LISTED_TENSORS)
+                tensor.copy_(weights[name])
+                names_loaded.append(name)
+    unused_names = [name for name in weights if name not in tensors]
+    if not names_loaded and not names_by_token:
+        names = listed([*weights], max_names=MAX_LISTED_TENSORS)
         raise BundleError(
             f"`init_from`: none of the tensors in {place} fits by name and shape ({names})."
         )
-    loaded_parts = {name.partition(".")[0] for name in (*loaded, *by_token)}
-    compared = [SAMPLE_RATE_KEY, FEATURES]
+    loaded_parts = {name.partition(".")[0] for name in (*names_loaded, *names_by_token)}
+    keys = [SAMPLE_RATE_KEY, FEATURES]
     if task.label_file == TOKENIZER_FILE and not loaded_parts.isdisjoint(task.heads):
-        compared += [LANGUAGE_KEY, TEXT_KEY]
-    declared = [check_same_settings(folder, root, compared) for folder in folders]
-    lines = [f"init_from {place}: {len(loaded)} tensors are loaded{_names(loaded)}"]
-    if by_token:
-        count = f"{len(rows)} of {len(our_tokens)} rows"
-        lines.append(f"init_from: {count} by token{_names(by_token)}")
-    lines.append(f"init_from: {len(new)} tensors are new{_names(new)}")
-    lines.append(f"init_from: {len(unused)} tensors there are not used{_names(unused)}")
-    return [*dict.fromkeys(chain(lines, *declared))]
+        keys += [LANGUAGE_KEY, TEXT_KEY]
+    differences = [check_same_settings(folder, root, keys) for folder in folders]
+    lines = [f"init_from {place}: {len(names_loaded)} tensors are loaded{_names(names_loaded)}"]
+    if names_by_token:
+        count = f"{len(rows)} of {len(tokens)} rows"
+        lines.append(f"init_from: {count} by token{_names(names_by_token)}")
+    lines.append(f"init_from: {len(new_tensors)} tensors are new{_names(new_tensors)}")
+    lines.append(f"init_from: {len(unused_names)} tensors there are not used{_names(unused_names)}")
+    return [*dict.fromkeys(chain(lines, *differences))]
 
 
-def _misfits(theirs: Mapping[str, Any], ours: Mapping[str, Tensor]) -> dict[str, str | None]:
-    """Return why each of our tensors cannot be loaded; None if it can."""
-    misfits = {name: _misfit(theirs, ours, name) for name in ours}
-    buffers = [name for name, tensor in ours.items() if not isinstance(tensor, nn.Parameter)]
+def _misfits(weights: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, str | None]:
+    """Return why a weight cannot be loaded into the tensor of its name; None if it can."""
+    misfits = {name: _misfit(weights, tensors, name) for name in tensors}
+    buffers = [name for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)]
     module_of = {name: name.rpartition(".")[0] for name in buffers}
     # If one buffer of a module does not fit, none is loaded: statistics of another size would not
     # be measured again if the count of their frames were loaded.
@@ -146,12 +152,12 @@ def _misfits(theirs: Mapping[str, Any], ours: Mapping[str, Tensor]) -> dict[str,
     return misfits
 
 
-def _misfit(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> str | None:
-    there, here = describe_tensor(theirs, name), describe_tensor(ours, name)
+def _misfit(weights: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> str | None:
+    there, here = describe_tensor(weights, name), describe_tensor(tensors, name)
     if there != here:
         return f"{there} there, {here} here"
-    value = theirs[name]
-    is_parameter = isinstance(ours[name], nn.Parameter)
+    value = weights[name]
+    is_parameter = isinstance(tensors[name], nn.Parameter)
     unusable = ~value.isfinite() if is_parameter else value.isnan()  # a buffer may be a mask
     return "not finite there" if unusable.any() else None
 
@@ -161,21 +167,22 @@ def _names(names: list[str]) -> str:
 
 
 def _tokens(folder: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
-    """Return the tokens of the folder's outputs, none if no file lists them, and of ours."""
+    """Return the tokens of the folder's outputs, none if no file lists them, and of the task's."""
     if task.label_file is None or (labels := hparams.get(task.label_key)) is None:
         return [], []
     file = folder / task.label_file
-    our_tokens = [*task.label_names(labels)]
+    tokens = [*task.label_names(labels)]
     if not file.exists():
-        return [], our_tokens
-    return [*task.label_names(task.read_labels(file, read_file(file)))], our_tokens
+        return [], tokens
+    return [*task.label_names(task.read_labels(file, read_file(file)))], tokens
 
 
 def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> set[int]:
     """Return the ids of the tensors in heads and embeddings, which have a row for each label."""
     # A decoder with its own tokens has no rows of these labels.
-    own = hasattr(hparams.get("Transformer"), "generation")
-    heads = [hparams.get(name) for name in task.heads if not (own and name == "seq_lin")]
+    has_own_tokens = hasattr(hparams.get("Transformer"), "generation")
+    names = [name for name in task.heads if not (has_own_tokens and name == "seq_lin")]
+    heads = [hparams.get(name) for name in names]
     embeddings = map(token_embedding, hparams.values())
     parts = [part for part in (*heads, *embeddings) if part is not None]
     for module in hparams["model"].modules():  # also embeddings that the task does not name
@@ -184,15 +191,15 @@ def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> se
     return {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
 
 
-def _load_rows(theirs: Any, ours: Tensor, rows: list[tuple[int, int]], num_tokens: int) -> bool:
-    """Copy the ``rows`` (theirs, ours) of common tokens; return False if they do not fit."""
-    expected_shape = (num_tokens, *ours.shape[1:])
-    if not rows or not isinstance(theirs, Tensor) or theirs.shape != expected_shape:
+def _load_rows(weight: Any, tensor: Tensor, rows: list[tuple[int, int]], num_tokens: int) -> bool:
+    """Copy the rows of common tokens, pairs of indices; return False if they do not fit."""
+    expected_shape = (num_tokens, *tensor.shape[1:])
+    if not rows or not isinstance(weight, Tensor) or weight.shape != expected_shape:
         return False
-    there, here = torch.tensor(rows).unbind(1)
-    if len(ours) <= here.max() or not theirs[there].isfinite().all():
+    source_rows, new_rows = torch.tensor(rows).unbind(1)
+    if len(tensor) <= new_rows.max() or not weight[source_rows].isfinite().all():
         return False
-    ours[here] = theirs[there].to(ours)
+    tensor[new_rows] = weight[source_rows].to(tensor)
     return True
 
 
@@ -223,16 +230,16 @@ def read_named_weights(folder: Path) -> dict[str, Tensor]:
 def check_same_settings(
     folder: Path, root: Mapping[str, Any], compared: Sequence[str]
 ) -> list[str]:
-    """Compare settings of `init_from` with ours; return lines about declared differences.
+    """Compare settings of `init_from` with a run's; return lines about declared differences.
 
-    root: the resolved YAML of this run.
+    root: the resolved YAML of the run.
     compared: the keys of the settings.
     """
-    theirs, ours = _settings_of_folder(folder), _settings_of_yaml(root)
+    source_settings, settings = _settings_of_folder(folder), _settings_of_yaml(root)
     differences = {
-        key: f"`{key}` is {short_value(theirs[key])} there and {short_value(ours[key])} here"
-        for key in compared
-        if key in theirs and key in ours and _differs(key, theirs[key], ours[key])
+        key: f"`{key}` is {short_value(source_settings[key])} there and {short_value(value)} here"
+        for key, value in settings.items()
+        if key in compared and key in source_settings and _differs(key, source_settings[key], value)
     }
     names = plain_value(root.get(DIFFERS)) or []
     declared = {names} if isinstance(names, str) else {*names}
@@ -272,10 +279,10 @@ def _text(table: TextTable) -> dict[str, Plain]:
     return {"case": case, "punctuation": [*table.punctuation], "numbers": numbers}
 
 
-def _differs(key: str, theirs: Plain, ours: Plain) -> bool:
+def _differs(key: str, source_value: Plain, value: Plain) -> bool:
     if key == LANGUAGE_KEY:  # languages may share a text table
-        return language_table(str(theirs)) != language_table(str(ours))
-    return bool(theirs != ours)
+        return language_table(str(source_value)) != language_table(str(value))
+    return bool(source_value != value)
 
 
 # ---- pretrained encoders

@@ -193,7 +193,7 @@ class TrainingMetrics:
         so_far, of_run: the sums of this epoch's readings, and of all.
         unread: the contents of the meter when the run was saved within an epoch.
 
-    In a validation, the meter takes what is logged of its batches, and `unread` has the rest.
+    During a validation, the meter has what its batches log, and `unread` has the sums of training.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -305,15 +305,6 @@ def frozen_steps(declared: Any) -> tuple[float, float] | None:
     return (start, last) if start <= last else None
 
 
-class FreezablePart(NamedTuple):
-    """The module or parameter at one path of `freeze`."""
-
-    start: float  # the steps before it is frozen, and before it learns again
-    end: float  # infinite for always
-    module: nn.Module | None  # None if the path leads to a parameter
-    parameters: list[nn.Parameter]  # without those that never learn, such as adapted weights
-
-
 class Freezing:
     """Freeze parts of the model, depending on the number of steps so far.
 
@@ -335,32 +326,28 @@ class Freezing:
         )
         self.steps = steps = check_paths(FREEZE, declared, kind=kind, read=frozen_steps)
         modules = dict(named_modules(hparams)) if steps else {}
-        self._parts = [
-            FreezablePart(
-                start=steps[path][0],
-                end=steps[path][1],
-                module=modules.get(path),
-                parameters=[p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad],
-            )
-            for path in sorted(steps, key=lambda path: path.count("."))
-        ]
-        self._frozen: list[bool] = []
-        self._set([part.start == 0 and part.end == math.inf for part in self._parts])
+        paths = sorted(steps, key=lambda path: path.count("."))
+        self._modules = {path: modules[path] for path in paths if path in modules}
+        self._parameters = {  # without those that never learn, such as adapted weights
+            path: [p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad]
+            for path in paths
+        }
+        self._frozen_paths: set[str] = set()
+        self._set({path for path in paths if steps[path] == (0, math.inf)})
 
     def advance(self, step: int) -> bool:
         """Freeze and unfreeze parts after ``step`` steps; return whether anything changed."""
-        return self._set([part.start <= step < part.end for part in self._parts])
+        return self._set({path for path, (start, end) in self.steps.items() if start <= step < end})
 
-    def _set(self, frozen: list[bool]) -> bool:
-        if frozen == self._frozen:
+    def _set(self, frozen_paths: set[str]) -> bool:
+        if frozen_paths == self._frozen_paths:
             return False
-        self._frozen = frozen
-        for is_frozen, part in zip(frozen, self._parts, strict=True):
-            for parameter in part.parameters:
-                parameter.requires_grad_(not is_frozen)
+        self._frozen_paths = frozen_paths
+        for path, parameters in self._parameters.items():
+            for parameter in parameters:
+                parameter.requires_grad_(path not in frozen_paths)
         return True
 
     def set_mode(self) -> None:
-        for is_frozen, part in zip(self._frozen, self._parts, strict=True):
-            if part.module is not None:
-                part.module.train(not is_frozen)
+        for path, module in self._modules.items():
+            module.train(path not in self._frozen_paths)

@@ -98,8 +98,8 @@ def _is_task(kind: type) -> bool:
 def load_recipe(spec: RunSpec) -> Recipe:
     """Make the recipe of a run: the one given in Python, or the one that its YAML names."""
     if spec.recipe is not None:
-        given: Recipe = spec.recipe()
-        return given
+        given_recipe: Recipe = spec.recipe()
+        return given_recipe
     name, yaml_file = spec.settings.get(RECIPE), spec.yaml_file
     if not isinstance(name, str) or "." not in name:
         raise ConfigError(

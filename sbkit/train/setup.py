@@ -1,6 +1,6 @@
-"""What a run is made of, before it trains: `RunSpec`, `RunData` and `PreparedRun`.
+"""What a run is made of before it trains. Each record includes the one before it.
 
-    spec -> recipe -> splits -> labels -> objects of the YAML -> loaders
+    RunSpec (values) -> RunData (recipe, splits, labels) -> PreparedRun (objects, loaders) -> Brain
 
 The files of a run folder, in the order that a run writes them:
 
@@ -48,7 +48,7 @@ from torch import nn
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
-from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
+from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import Description, describe, has_checkpoint, require_resumable
 from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
@@ -64,12 +64,17 @@ from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.encoder import PretrainedTransformer, warn_of_padding
 from sbkit.models.pretrained.folder import load_weights
-from sbkit.models.pretrained.hub import find_folder
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import init_folders, initialize_from, with_encoder_config
+from sbkit.train.initialize import (
+    PRETRAINED,
+    init_folders,
+    initialize_from,
+    pretrained_folder,
+    with_encoder_config,
+)
 from sbkit.train.ownership import prepare_helpers
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.stopping import is_finished
@@ -91,8 +96,8 @@ def declare_run(
     overrides, recipe, target: as of `read_spec`.
     """
     given = nest_overrides(overrides)
-    complete = with_encoder_config(Path(yaml_file), given)
-    return replace(read_spec(yaml_file, complete, recipe=recipe, target=target), given=given)
+    all_overrides = with_encoder_config(Path(yaml_file), given)
+    return replace(read_spec(yaml_file, all_overrides, recipe=recipe, target=target), given=given)
 
 
 def user_modules_of(spec: RunSpec) -> frozenset[str]:
@@ -112,13 +117,14 @@ def require_unedited_modules(spec: RunSpec) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The data and the labels of a run, before the objects of its YAML are built.
+    """The values, data and labels of a run, before the objects of its YAML are built.
 
     Attributes:
         labels: the tokenizer or the list of classes; None for a recipe without labels.
         label_files: the contents of the files of labels and language models, by name.
     """
 
+    spec: RunSpec
     recipe: Recipe
     splits: Splits = field(repr=False)
     labels: Any
@@ -126,36 +132,33 @@ class RunData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-    """What a run is made of; `make_brain` makes the Brain that trains it.
+class PreparedRun(RunData):
+    """All that a run is made of; `make_brain` makes the Brain that trains it.
 
     hparams: the values and objects of the YAML.
+    loaders: those of the batches; their `splits` lack the utterances that are not trained on.
     """
 
-    spec: RunSpec
     placement: Placement
-    data: RunData
     hparams: Settings = field(repr=False)
     loaders: Loaders = field(repr=False)
 
 
-def describe_run(
-    spec: RunSpec, data: RunData, helpers: Mapping[str, str] | None = None
-) -> Description:
+def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Description:
     """Describe a run whose data is prepared; `helpers` are those of its Brain."""
     return describe(
-        spec,
+        data.spec,
         data=data.splits.fingerprints,
         label_file=data.label_files.get(data.recipe.label_file or ""),
         helpers=helpers,
-        reached=list_reached(spec),
+        reached=list_reached(data.spec),
     )
 
 
-def require_own_folder(spec: RunSpec, described: Description) -> str | None:
+def require_own_folder(spec: RunSpec, description: Description) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
     has_ended = is_finished(spec.folder, spec.settings)
-    return require_resumable(spec.folder, described, has_ended=has_ended)
+    return require_resumable(spec.folder, description, has_ended=has_ended)
 
 
 def prepare_data(spec: RunSpec) -> RunData:
@@ -164,14 +167,14 @@ def prepare_data(spec: RunSpec) -> RunData:
         recipe = load_recipe(spec)
     with concerning("data_folder"):
         splits = prepare_splits(spec, recipe)
-    labels, label_files = prepare_labels(spec, recipe, splits)
-    return RunData(recipe=recipe, splits=splits, labels=labels, label_files=label_files)
+    labels, files = prepare_labels(spec, recipe, splits)
+    return RunData(spec=spec, recipe=recipe, splits=splits, labels=labels, label_files=files)
 
 
-def build_run(spec: RunSpec, data: RunData, placement: Placement) -> PreparedRun:
+def build_run(data: RunData, placement: Placement) -> PreparedRun:
     """Build the objects of the YAML and the loaders; every rank does, once the labels are there."""
     recipe = data.recipe
-    hparams = build_objects(spec, data)
+    hparams = build_objects(data)
     loaders = recipe.make_loaders(hparams, data.splits, data.labels, placement)
     dealer = loaders.train.batch_sampler
     if isinstance(dealer, RankSampler):
@@ -181,7 +184,8 @@ def build_run(spec: RunSpec, data: RunData, placement: Placement) -> PreparedRun
             "`make_sampler` of the recipe has no effect on the training loader of its own "
             "`make_loaders`. Leave one of them out."
         )
-    return PreparedRun(spec=spec, placement=placement, data=data, hparams=hparams, loaders=loaders)
+    objects = {"placement": placement, "hparams": hparams, "loaders": loaders}
+    return PreparedRun(**vars(data) | objects)
 
 
 def choose_placement(spec: RunSpec) -> Placement:
@@ -205,8 +209,7 @@ def prepare_labels(
 
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
-    files = (recipe.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE)
-    names = [name for name in files if name]
+    names = [*filter(None, (recipe.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE))]
     with TemporaryDirectory(prefix="sbkit-labels") as scratch:
         for name in names:
             if (file := spec.folder / name).is_file():
@@ -215,17 +218,17 @@ def prepare_labels(
                 shutil.copyfile(file, Path(scratch, name))
         settings = spec.settings.with_values({OUTPUT_FOLDER: scratch})
         labels = recipe.prepare_labels(settings, splits)
-        made = [file for name in names if (file := Path(scratch, name)).is_file()]
-        return labels, {file.name: file.read_bytes() for file in made}
+        files = [file for name in names if (file := Path(scratch, name)).is_file()]
+        return labels, {file.name: file.read_bytes() for file in files}
 
 
-def write_label_files(spec: RunSpec, data: RunData) -> None:
+def write_label_files(data: RunData) -> None:
     """Write the tokenizer, list of classes and language models into the run folder."""
-    folder = spec.folder
+    folder = data.spec.folder
     for name, content in data.label_files.items():
         file = folder / name
-        is_there = file.is_file() and file.read_bytes() == content
-        if not is_there:
+        is_current = file.is_file() and file.read_bytes() == content
+        if not is_current:
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes_atomically(file, content)
         elif name == data.recipe.label_file and not has_checkpoint(folder):
@@ -235,24 +238,24 @@ def write_label_files(spec: RunSpec, data: RunData) -> None:
             )
 
 
-def build_objects(spec: RunSpec, data: RunData) -> Settings:
+def build_objects(data: RunData) -> Settings:
     """Build the objects of the YAML, with random numbers from its seed."""
+    spec = data.spec
     with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
         torch.manual_seed(spec.settings["seed"])
         hparams = build_hparams(spec)
-    if "sample_rate" in hparams:
-        require_rate(hparams, hparams["sample_rate"])
-    if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
-        checkpointer.meta[TASK] = data.recipe.name
-        if isinstance(data.labels, Tokenizer):
-            table = text_table(spec.settings["language"], spec.settings.get("text"))
-            checkpointer.meta[NORMALIZER] = table_to_store(table)
+    require_rate(hparams, hparams["sample_rate"])
+    meta = hparams["checkpointer"].meta
+    meta[TASK] = data.recipe.name
+    if isinstance(data.labels, Tokenizer):
+        table = text_table(spec.settings["language"], spec.settings.get("text"))
+        meta[NORMALIZER] = table_to_store(table)
     return hparams
 
 
 def build_again(run: PreparedRun) -> PreparedRun:
     """Return a run with other objects of the YAML, of the same data, labels and loaders."""
-    return replace(run, hparams=build_objects(run.spec, run.data))
+    return replace(run, hparams=build_objects(run))
 
 
 def load_initial_weights(run: PreparedRun) -> list[str]:
@@ -262,16 +265,14 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
     """
     settings, hparams = run.spec.settings, run.hparams
     lines: list[str] = []
-    if name := settings.get("pretrained"):
-        source = (settings.get("encoder_config") or {}).get("source") or {}
-        with concerning("pretrained"):
-            folder = find_folder(name, source.get("revision"))
-            lines.append(load_weights(folder, hparams.values()))
+    if settings.get(PRETRAINED):
+        with concerning(PRETRAINED):
+            lines.append(load_weights(pretrained_folder(settings), hparams.values()))
         warn_of_padding(hparams.get("compute_features"), hparams.get("Transformer"))
         fill_output_layer(hparams)
     if folders := init_folders(settings):
         with concerning("init_from"):
-            lines += initialize_from(folders, hparams, run.data.recipe, run.spec.tree)
+            lines += initialize_from(folders, hparams, run.recipe, run.spec.tree)
     return lines
 
 
@@ -286,7 +287,7 @@ def fill_output_layer(hparams: Mapping[str, Any]) -> None:
 
 def make_brain(run: PreparedRun, **run_opts: Any) -> Brain:
     """Make the Brain of a recipe; `run_opts` take precedence over the YAML."""
-    recipe, hparams = run.data.recipe, run.hparams.with_values({RECIPE: run.data.recipe})
+    recipe, hparams = run.recipe, run.hparams.with_values({RECIPE: run.recipe})
     if isinstance(hparams.get("decoder"), BeamDecoder):
         recipe.require_frames("`decoder` in the YAML")
     opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -51,7 +51,7 @@ class StopSignals:
     """Record SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
     A second Ctrl-C interrupts at once. Outside the main thread nothing is received. An exception
-    that leaves the block ends the request, so that the next call goes on.
+    that leaves the block clears the request, so that the next call resumes.
     """
 
     def __init__(self) -> None:
@@ -129,51 +129,12 @@ class TimeLimit:
         self.share = answer
 
 
-class Consensus(NamedTuple):
-    """Whether any rank stops or saves, and rank 0's share of the time; None if it was not asked."""
-
-    stops: bool
-    saves: bool
-    time_share: float | None
-
-
-class RankConsensus:
-    """Agree, between two steps, to stop or save if any rank asks for it.
+class EpochSaver:
+    """Save within an epoch when it is time, and stop after a signal to any rank.
 
     Asking in every step would make ranks wait for one another. They ask about once a second, after
     as many steps as the slowest rank takes in that time.
     """
-
-    def __init__(self) -> None:
-        self._steps, self._next = 0, 0
-        self._last_question = (0, -math.inf)  # its step and time
-
-    def ask(
-        self, *, stop: bool, save: bool, time_share: float = 0.0, at_once: bool = False
-    ) -> Consensus:
-        """Return the consensus of the ranks; all call this after every step.
-
-        stop, save, time_share: of this rank.
-        at_once: ask now; equal on all ranks.
-        """
-        self._steps += 1
-        if world_size() == 1:
-            return Consensus(stop, save, time_share)
-        if self._steps < self._next and not at_once:
-            return Consensus(False, False, None)
-        step, asked_at = self._last_question
-        now = time.monotonic()
-        self._last_question = (self._steps, now)
-        pace = (now - asked_at) / (self._steps - step)  # seconds per step; infinite at first
-        answers = gather_over_ranks((stop, save, time_share, pace))
-        stops, saves, time_shares, paces = zip(*answers, strict=True)
-        steps = int(SECONDS_BETWEEN_QUESTIONS / max(*paces, 1e-3))
-        self._next = self._steps + min(MAX_STEPS_BETWEEN_QUESTIONS, max(1, steps))
-        return Consensus(any(stops), any(saves), time_shares[0])
-
-
-class EpochSaver:
-    """Save within an epoch when it is time, and stop after a signal to any rank."""
 
     def __init__(
         self,
@@ -193,13 +154,14 @@ class EpochSaver:
         self.stops_early = False  # as the last validation has shown
         self.signals = StopSignals()
         self.time_limit = time_limit
-        self._consensus = RankConsensus()
         self._save = save
         self._minutes = minutes
         self._steps = steps
         self._max_steps = math.inf if max_steps is None else max_steps
         self._last_save = time.monotonic()
         self._unsaved_steps = 0
+        self._num_steps, self._next_question = 0, 0
+        self._last_question = (0, -math.inf)  # its step and time
 
     def is_over(self, step: int) -> bool:
         """Return whether the run ends, perhaps within an epoch, which is then validated."""
@@ -217,10 +179,7 @@ class EpochSaver:
             return
         self._unsaved_steps += 1
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
-        is_stopping = self.signals.received is not None
-        stops, saves, time_share = self._consensus.ask(
-            stop=is_stopping, save=is_due, time_share=self.time_limit.measure(), at_once=is_last
-        )
+        stops, saves, time_share = self._ask_ranks(saves=is_due, at_once=is_last)
         self.time_limit.after_step(step, time_share)
         saves = saves or 0 < self._steps <= self._unsaved_steps
         if is_last:
@@ -229,6 +188,30 @@ class EpochSaver:
             self.save()
         if stops:
             self.leave(step)
+
+    def _ask_ranks(self, *, saves: bool, at_once: bool) -> tuple[bool, bool, float | None]:
+        """Return whether any rank stops, whether any saves, and rank 0's share of the time.
+
+        The share is None if the ranks were not asked. All call this after every step.
+
+        at_once: ask now; equal on all ranks.
+        """
+        self._num_steps += 1
+        answer = (self.signals.received is not None, saves, self.time_limit.measure())
+        if world_size() == 1:
+            return answer
+        if self._num_steps < self._next_question and not at_once:
+            return False, False, None
+        last_step, asked_at = self._last_question
+        now = time.monotonic()
+        self._last_question = (self._num_steps, now)
+        pace = (now - asked_at) / (self._num_steps - last_step)  # seconds; infinite at first
+        ranks_stop, ranks_save, shares, paces = zip(
+            *gather_over_ranks((*answer, pace)), strict=True
+        )
+        steps = int(SECONDS_BETWEEN_QUESTIONS / max(*paces, 1e-3))
+        self._next_question = self._num_steps + min(MAX_STEPS_BETWEEN_QUESTIONS, max(1, steps))
+        return any(ranks_stop), any(ranks_save), shares[0]
 
     def save(self) -> None:
         self._last_save = time.monotonic()

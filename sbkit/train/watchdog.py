@@ -4,8 +4,8 @@ While a rank works, `heartbeat-N` in the run folder has its phase, its step and 
 works on. Without a ping for too long, Python's faulthandler appends the stacks there and prints
 them. It does so from a thread in C, even while a function in C holds Python's lock.
 
-Ranks wait for one another, so one of several then ends, and with it the job. Nobody waits for a
-single process, which may stand in a debugger: it goes on.
+Ranks wait for one another, so a rank that hangs then ends, and with it the job. A single process,
+for which nobody waits, continues: it may stand in a debugger.
 """
 
 import faulthandler

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.check.causes import check_causes
 from sbkit.check.check import check_run
+from sbkit.check.settings import check_causes
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.check.harness import declared_run
 from tests.runs import Workplace, rows_of

@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -159,7 +160,7 @@ def test_training_shows_notes_beside_errors(
     result = CheckResult(findings=findings)
     monkeypatch.setattr(check, "check_run", lambda *_, **__: result)
     with pytest.raises(ConfigError, match="`a` has 3" if num_errors == 1 else "found 2 errors"):
-        check.check_before_training(declared, cast(RunData, None))
+        check.check_before_training(cast(RunData, SimpleNamespace(spec=declared)))
     assert caplog.messages == ["note: a clip is silent."]
 
 
@@ -202,7 +203,7 @@ def test_nothing_that_hooks_log_or_write_in_the_check_reaches_the_run(
     with declared_run(workplace, tmp_path / "run", recipe=brain(Reporting)) as declared:
         data = prepare_data(declared)
         caplog.clear()
-        check.check_before_training(declared, data)
+        check.check_before_training(data)
     assert "a hook" not in caplog.messages
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "saved").exists()

@@ -89,7 +89,7 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.8)
     monkeypatch.setattr(segments, "OVERLAP_SECONDS", 0.4)
     spec = run.spec.with_overrides(eval_batch_seconds=1.0)  # every clip is longer
-    (finding,) = cost_findings(replace(run, spec=spec))
+    (finding,) = cost_findings(replace(run, data=replace(run.data, spec=spec)))
     ids = run.data.splits.test["test"]["id"][:]
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem
     assert "sbkit segment" in finding.fix
@@ -124,7 +124,7 @@ def test_reduced_precision_that_slows_the_steps_is_noted(
             findings = list(check_cost(run))
             assert [finding.problem for finding in findings] == notes
             assert all((f.where, f.stops) == ("override of precision", False) for f in findings)
-            assert run.measured.cost and run.measured.cost.fp32_step_seconds == fp32_seconds
+            assert run.cost and run.cost.fp32_step_seconds == fp32_seconds
 
 
 @pytest.mark.slow

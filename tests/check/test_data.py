@@ -64,10 +64,10 @@ def run_on(
     settings |= {"output_folder": str(folder)}
     spec = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=AsrRecipe)
     labels, files = prepare_labels(spec, AsrRecipe(), splits)
-    data = RunData(recipe=recipe(), splits=splits, labels=labels, label_files=files)
-    built: Any = SimpleNamespace(hparams={})
-    parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "helpers", "dry_run"))
-    return CheckedRun(spec=spec, data=data, built=built, **parts)
+    data = RunData(spec=spec, recipe=recipe(), splits=splits, labels=labels, label_files=files)
+    copy: Any = SimpleNamespace(hparams={})
+    parts: Any = dict.fromkeys(("brain", "reached", "helpers", "dry_run"))
+    return CheckedRun(data=data, copy=copy, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.AsteriskPrompts.corpus import prepare_prompts, spell_digits, write_release
-from recipes.debian.release import choose_split
+from recipes.AsteriskPrompts.corpus import prepare_prompts, read_clips, spell_digits
+from recipes.debian.release import choose_split, write_release
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Clip
 from tests.shortage import largest_file
@@ -62,7 +62,7 @@ def all_clips(release: Path) -> dict[str, Clip]:
 def release(tmp_path: Path) -> Path:
     folder = tmp_path / "release"
     folder.mkdir()
-    write_release(make_packages(tmp_path / "root"), "en", folder)
+    write_release(folder, read_clips(make_packages(tmp_path / "root"), "en"))
     return folder
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.FestvoxRu.corpus import write_release
+from recipes.debian.release import write_release
+from recipes.FestvoxRu.corpus import read_clips
 from sbkit.data.corpus import corpus_of
 from sbkit.export.export import exported_bundle
 from sbkit.tasks.tts.predict import Synthesizer
@@ -42,7 +43,7 @@ def make_voice(root: Path) -> Path:
 
 def test_release_has_plain_sentences(tmp_path: Path) -> None:
     (tmp_path / "release").mkdir()
-    write_release(make_package(tmp_path / "root"), tmp_path / "release")
+    write_release(tmp_path / "release", read_clips(make_package(tmp_path / "root")))
     settings = {"data_folder": tmp_path / "release", "language": "ru"}
     manifest = read_split(settings, "validated")
     assert manifest.excluded == ()

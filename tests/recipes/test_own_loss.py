@@ -45,8 +45,8 @@ def test_loss_equals_a_loop_over_clips(name: str, workplace: Workplace, tmp_path
         tiny = (*MASKED_BY_ENCODER, f"--pretrained={folder}")
     options: Any = {"recipe": None, "yaml": yaml, "tiny": tiny}
     with checked_run(workplace, tmp_path / "run", "--dropout=0", **options) as run:
-        brain = cast(TwoViewsBrain, make_brain(build_again(run.built), **CPU_OPTIONS))
-        rows, collate = short_rows(run.built), run.built.loaders.train.collate_fn
+        brain = cast(TwoViewsBrain, make_brain(build_again(run.copy), **CPU_OPTIONS))
+        rows, collate = short_rows(run.copy), run.copy.loaders.train.collate_fn
         batch = cast(TextBatch, collate(rows))
     brain.modules.train()
     with seeded_draws(batch.ids):

@@ -380,7 +380,9 @@ def test_start_says_that_no_gpu_is_used(
     """Of a run, and of a Brain in a script."""
     monkeypatch.setattr(machine, "read_driver", lambda: NvidiaDriver(cuda="13.0", failure="none"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("sbkit.run.run.check_first", Mock(side_effect=DataError("no data")))
+    monkeypatch.setattr(
+        "sbkit.run.run.check_before_training", Mock(side_effect=DataError("no data"))
+    )
     for device, num_warnings in ((None, 2), ("cpu", 0)):
         with pytest.raises(DataError, match="no data"):
             Run(YAML, {"output_folder": tmp_path, "device": device}).train()
