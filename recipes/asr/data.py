@@ -40,20 +40,20 @@ logger = logging.getLogger(__name__)
 
 def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
     """Open or make the tokenizer in the run folder, then the language models of the decoder."""
-    earlier = None
+    init_file = None
     if folders := init_folders(settings):
         file = folders[0] / TOKENIZER_FILE
         table = text_table(settings["language"], settings.get("text"))
         # A model that writes texts of another form, such as without capitals, has other tokens.
         if file.exists() and text_table_of(file.parent) == table:
-            earlier = file
+            init_file = file
     tokenizer = ensure_tokenizer(
         model_file=Path(settings["output_folder"]) / TOKENIZER_FILE,
-        kind=settings["token_type"],
+        token_type=settings["token_type"],
         vocab_size=settings["vocab_size"],
         texts=lambda: chain.from_iterable(read_texts(splits.train)),
         tags=parse_tag_names(settings.get("keep_tags")),
-        earlier=earlier,
+        init_file=init_file,
     )
     if "decoder_task" in settings:
         ensure_decoder_tokenizer(settings)

@@ -94,7 +94,7 @@ class AsrBrain(Brain):
 
         segmenter = Segmenter(self.hparams.sample_rate, self.network.samples_per_frame)
         clip = batch.audio[0].cpu().numpy()
-        joined = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
+        joined = encode_in_segments(clip, segmenter, self.tokenizer.silent_ids, encode)
         log_probs = torch.from_numpy(joined.log_probs).unsqueeze(0)
         frames = torch.tensor([log_probs.shape[1]])
         return Predictions(joined.states.unsqueeze(0), log_probs, None, frames, None)

@@ -183,7 +183,7 @@ class Bundle(BundleContents):
             return self.model.encode(clips)
         segmenter = Segmenter(rate, self.model.samples_per_frame)
         return [
-            encode_in_segments(clip, segmenter, self.tokenizer.silent, self._encode_segment)
+            encode_in_segments(clip, segmenter, self.tokenizer.silent_ids, self._encode_segment)
             if len(clip) > longest
             else self.model.encode([clip])[0]
             for clip in clips

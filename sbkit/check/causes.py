@@ -31,7 +31,7 @@ def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[
     tokenizer = settings["tokenizer"]
     train = count_tokens(run.built.loaders.splits.train, tokenizer)
     uses = train.tokens.sum() / tokenizer.vocab_size
-    is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
+    is_large = tokenizer.token_type != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:
         hours = samples_to_seconds(int(train.samples.sum()), settings["sample_rate"]) / 3600
         yield run.note(

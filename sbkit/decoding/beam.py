@@ -51,7 +51,7 @@ class BeamDecoder:
     >>> from pathlib import Path
     >>> from sbkit.lm.language_models import LanguageModels
     >>> from sbkit.text.tokenizer import ensure_tokenizer
-    >>> options = {"kind": "char", "vocab_size": None, "texts": lambda: ["ab ba"] * 9}
+    >>> options = {"token_type": "char", "vocab_size": None, "texts": lambda: ["ab ba"] * 9}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     tokenizer = ensure_tokenizer(model_file=Path(folder, "tokenizer.model"), **options)
     >>> decoder = BeamDecoder(tokenizer=tokenizer, language_models=LanguageModels(None, None))
@@ -173,7 +173,7 @@ class BeamDecoder:
             token_threshold=TOKEN_THRESHOLD,
             max_candidates=MAX_CANDIDATES,
             excluded=(vocabulary.unk, vocabulary.bos, vocabulary.eos),
-            silent=self.tokenizer.silent,
+            silent=self.tokenizer.silent_ids,
             blank_threshold=BLANK_THRESHOLD,
         )
         return PrefixBeamSearch(settings=settings, scorers=scorers)
@@ -237,7 +237,10 @@ class BeamDecoder:
             if self.attention_rescoring:
                 assert attention is not None
                 # A decoder writes words in silence, and may be surer of them than CTC of blanks.
-                if log_probs is not None and near_speech(log_probs, self.tokenizer.silent).any():
+                if (
+                    log_probs is not None
+                    and near_speech(log_probs, self.tokenizer.silent_ids).any()
+                ):
                     found = {hypothesis.tokens for hypothesis in beam}
                     added = [tokens for tokens in attention.proposals if tokens not in found]
                     beam += [search.score(log_probs, tokens) for tokens in added]

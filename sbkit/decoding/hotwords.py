@@ -102,7 +102,7 @@ class HotwordScorer:
 
     def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._letters = {phrase: tokenizer.letters(phrase) for phrase in rewards}
+        self._letters = {phrase: tokenizer.spelling(phrase) for phrase in rewards}
         self._root = _build({self._letters[phrase]: score for phrase, score in rewards.items()})
 
     def start(self) -> Hashable:
@@ -157,7 +157,7 @@ def reward_phrases(phrases: Collection[str], tokenizer: Tokenizer) -> dict[str, 
     penalty = math.log(max(1, len(phrases)))
     rewards: dict[str, float] = {}
     for phrase in phrases:
-        num_letters = min(MAX_REWARDED_LETTERS, len(tokenizer.letters(phrase)))
+        num_letters = min(MAX_REWARDED_LETTERS, len(tokenizer.spelling(phrase)))
         rewards[phrase] = max(0.0, PHRASE_REWARD + LETTER_REWARD * num_letters - penalty)
     return rewards
 

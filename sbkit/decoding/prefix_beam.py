@@ -462,7 +462,7 @@ def _copy(node: LexiconNode) -> LexiconNode:
 @lru_cache(maxsize=2)  # shared by decoders that differ in their weights
 def make_lexicon(lm: NgramModel, tokenizer: Tokenizer) -> LexiconNode:
     """Return the words of a language model that the recognizer can spell, as a tree."""
-    spell = tokenizer.letters if lm.table is None else lm.normalize
+    spell = tokenizer.spelling if lm.table is None else lm.normalize
     spellings = ((spell(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
         (letters, word, lm.advance(NO_HISTORY, word)[0])
@@ -517,7 +517,7 @@ class WordScorer:
         self._word_bonus = word_bonus
         self._unknown_word_score = unknown_word_score
         value = lm.advance(NO_HISTORY, UNKNOWN)[0]
-        spell = tokenizer.letters if lm.table is None else lm.normalize
+        spell = tokenizer.spelling if lm.table is None else lm.normalize
         spellings = map(spell, added_words)
         entries = [(letters, UNKNOWN, value) for letters in spellings if letters]
         self._root = extend_lexicon(lexicon, entries)

@@ -279,6 +279,6 @@ class WordAligner:
         if frames_needed(spelling, np.array([len(spelling)]))[0] <= len(log_probs):
             tokens = spelling.tolist()
         if is_decoded:
-            log_probs = mask_silence(log_probs, self.tokenizer.silent)
+            log_probs = mask_silence(log_probs, self.tokenizer.silent_ids)
         blank = self.tokenizer.vocabulary.blank
         return time_words(log_probs, tokens, pieces=self.tokenizer.texts, blank=blank)

@@ -253,7 +253,7 @@ def _read_arpa_model(
         num_spelled = len({*tokenizer.texts}.intersection(words))
     else:
         name = WORDS
-        num_spelled = sum(tokenizer.letters(word) != "" for word in words)
+        num_spelled = sum(tokenizer.spelling(word) != "" for word in words)
     if model.order != orders[name]:
         raise ConfigError(
             f"{file} is a {model.order}-gram model of {name}. Set `{name[:-1]}_lm_order: "

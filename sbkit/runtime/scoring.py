@@ -191,4 +191,4 @@ def sample_validation(
                             clip["id"],
                         )
 
-        return sample_utterances(encode(), bundle.tokenizer.silent)
+        return sample_utterances(encode(), bundle.tokenizer.silent_ids)

@@ -392,7 +392,7 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
 ) -> None:
     """They were cut; the loudest sample is the last, and a span before it has the same factor."""
     wave, file = tone(SAMPLE_RATE) * np.linspace(0.1, 1, SECONDS * SAMPLE_RATE), tmp_path / "a"
-    messages.noted.clear()
+    messages.logged_notes.clear()
     for peak in (0.5, 1, 4, 12):
         signal = peak * wave / np.abs(wave).max()
         soundfile.write(file, signal, SAMPLE_RATE, subtype, format=format)

@@ -78,7 +78,7 @@ def word_model(pieces: tuple[str, ...]) -> Scored:
 
 def hotwords(pieces: tuple[str, ...]) -> Scored:
     tokenizer = LettersTokenizer(pieces)
-    phrases = [phrase for phrase in PHRASES if tokenizer.letters(phrase)]
+    phrases = [phrase for phrase in PHRASES if tokenizer.spelling(phrase)]
     rewards = {phrase: 2.5 * min(1.0, len(phrase) / 4) for phrase in phrases}
     scorer = HotwordScorer(rewards=rewards, tokenizer=tokenizer)
     return [scorer], lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)

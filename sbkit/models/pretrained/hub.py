@@ -78,7 +78,7 @@ def _download(model: str, revision: str) -> Path:
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT  # seconds
     explain = partial(_explain, model, revision)
-    with translate(Exception, ConfigError, explain, passing=CODE_FAULTS):
+    with translate(Exception, ConfigError, explain, unchanged=CODE_FAULTS):
         info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=timeout)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         names = [*SMALL_FILES] if WEIGHTS in sizes else [*SMALL_FILES, INDEX]

@@ -76,7 +76,7 @@ class OverlapJoiner:
         """
         bundle = self.bundle
         frame_samples = bundle.model.samples_per_frame
-        rate, silent = bundle.config.sample_rate, bundle.tokenizer.silent
+        rate, silent = bundle.config.sample_rate, bundle.tokenizer.silent_ids
         outputs = self.encode([segment.samples for segment in segments])
         inputs: list[DecoderInput] = []
         for segment, encoded in zip(segments, outputs, strict=True):
