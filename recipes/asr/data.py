@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.lengths import Subsampling
-from sbkit.audio.segments import longest_whole
+from sbkit.audio.segments import max_unsegmented_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import plural
@@ -135,7 +135,7 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
         and decoder.needs_tuning
         and decoder.used_weights
         and min(samples, default=0)
-        > longest_whole(hparams["eval_batch_seconds"], hparams["sample_rate"])
+        > max_unsegmented_samples(hparams["eval_batch_seconds"], hparams["sample_rate"])
     ):
         raise DataError(
             f"The decoder is fitted to the utterances of {' and '.join(splits.valid)}, but all "

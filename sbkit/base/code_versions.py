@@ -20,13 +20,13 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "6af2e0be80580a4d"),
+    "corpus": CodeVersion(3, "96c7a0d960781baf"),
     "releases": CodeVersion(1, "2dbc33177ac4c396"),
-    "text": CodeVersion(8, "bb3961c076504289"),
+    "text": CodeVersion(8, "d193db4518872b25"),
     "token_counts": CodeVersion(1, "9a447a56815ab23d"),
-    "symbols": CodeVersion(2, "64036c2b1594fced"),
+    "symbols": CodeVersion(2, "21253b81bc0c5415"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
-    "speech": CodeVersion(1, "a648ab128536546b"),
+    "speech": CodeVersion(1, "eef73bc3b331e39e"),
     "data_report": CodeVersion(2, "8a178ed232e0d92e"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that

@@ -10,7 +10,7 @@ import numpy as np
 
 from sbkit.base.arrays import Counts
 
-Samples = TypeVar("Samples", int, Counts)  # one count, or an array of them
+SampleCounts = TypeVar("SampleCounts", int, Counts)  # one count, or an array of them
 
 SAMPLE_RATE = 16_000  # samples per second, unless a YAML says otherwise
 WINDOW_MS = 25
@@ -43,7 +43,7 @@ def samples_to_seconds(samples: int, sample_rate: int) -> float:
     return samples / sample_rate
 
 
-def at_speed(samples: Samples, percent: Samples | int) -> Samples:
+def at_speed(samples: SampleCounts, percent: SampleCounts | int) -> SampleCounts:
     """Count the samples left after a change of speed: 110 % leaves ten elevenths."""
     return samples * 100 // percent
 

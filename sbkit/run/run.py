@@ -336,12 +336,12 @@ class Run:
 
     def _require_trusted(self) -> None:
         """Read the YAML of a run folder as data, but not one that the user has written."""
-        if self.spec.document.is_of_run:
-            require_trusted(self.settings, self.spec.given_keys, self._named)
+        if self.spec.document.is_in_run_folder:
+            require_trusted(self.settings, self.spec.user_keys, self._named)
 
     def _user_modules(self) -> frozenset[str]:
         """Return the modules that were named, or that a YAML of the user's names."""
-        return self._named if self.spec.document.is_of_run else user_modules_of(self.spec)
+        return self._named if self.spec.document.is_in_run_folder else user_modules_of(self.spec)
 
     def _require_unchanged(self) -> None:
         """Raise ConfigError if the run in the folder has other values."""

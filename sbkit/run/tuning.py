@@ -81,7 +81,7 @@ def tune(
             spec = declare_run(model / RUN_YAML, {})
         splits: Splits | None = None
         if spec is not None:
-            require_trusted(spec.settings, spec.given_keys, user_modules)
+            require_trusted(spec.settings, spec.user_keys, user_modules)
             splits = prepare_splits(spec, load_recipe(spec))
         settings: Mapping[str, Any] = {} if spec is None else spec.settings
         tables = table_settings(model, columns=columns, encoding=encoding)

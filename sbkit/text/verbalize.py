@@ -52,8 +52,8 @@ _OTHER_MARKS |= {"\N{RIGHT SINGLE QUOTATION MARK}": "'"}
 # ASCII marks with another meaning in a language.
 _GREEK_MARKS, _ARMENIAN_MARKS = {";": "?", "·": ","}, {":": "."}
 _MARKS_OF_LANGUAGES = {"el": _GREEK_MARKS, "grc": _GREEK_MARKS, "hy": _ARMENIAN_MARKS}
-# Marks of other scripts, except inside numbers. Their Unicode names say which mark replaces each, by
-# default ".". No space follows "。", and a shad ends sentences, although Unicode does not say so.
+# Marks of other scripts, except inside numbers. Their Unicode names say what replaces them, by
+# default ".". No space follows "。". A shad ends sentences, although Unicode does not say so.
 _TERMINAL_MARK = regex.compile(
     r"(?V1)[[\p{Terminal_Punctuation}\p{SB=SContinue}]--[\p{ASCII}\p{Pd}\u0387]](?!(?<=\d.)\d)"
 )

@@ -408,7 +408,7 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
         cut = to_samples(signal, is_live=True)
         assert np.abs(cut - (32768 * signal).clip(-32768, 32767)).max() <= 1
     notes = [record.getMessage() for record in caplog.records]
-    assert notes == [f"note: {file} {decode.SCALED}.", f"note: the array {decode.CUT}."]
+    assert notes == [f"note: {file} {decode.SCALED_NOTE}.", f"note: the array {decode.CUT_NOTE}."]
 
 
 @pytest.mark.parametrize(("gain", "is_cut"), [(1, False), (3, True), (8, False), (24, False)])
