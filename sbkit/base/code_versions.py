@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "96c7a0d960781baf"),
+    "corpus": CodeVersion(3, "7769a13d3e333009"),
     "releases": CodeVersion(1, "2dbc33177ac4c396"),
     "text": CodeVersion(8, "d193db4518872b25"),
     "token_counts": CodeVersion(1, "9a447a56815ab23d"),

@@ -27,7 +27,7 @@ MAX_BYTES, MAX_ROW_BYTES = 5_600_000, 700_000
 MAX_FREQUENT_ERRORS = 20  # of each kind
 MAX_SLICES = 200  # values of a column: 10,000 speakers would take 6 MB
 
-Clips = Callable[[str, list[str], int], Mapping[str, str]]
+ClipLoader = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and a limit in bytes, return MP3 in base64 by id."""
 
 
@@ -37,7 +37,7 @@ def write_report(
     title: str,
     test: Mapping[str, FigureDict],
     utterances: Mapping[str, Sequence[ScoredUtterance]],
-    clips: Clips,
+    clips: ClipLoader,
     metrics: Metrics,
     notes: Sequence[str] = (),
     pictures: Iterable[Path | str] = (),
@@ -86,7 +86,7 @@ def _sounds(picture: Path) -> dict[str, str]:
 
 
 def _section(
-    name: str, utterances: Sequence[ScoredUtterance], clips: Clips, *, num_sets: int
+    name: str, utterances: Sequence[ScoredUtterance], clips: ClipLoader, *, num_sets: int
 ) -> tuple[FigureDict, list[FigureDict]]:
     """Return the section of a test set and its rows; ``num_sets`` test sets share the page."""
     utterances = sorted(utterances, key=lambda utterance: utterance.key)

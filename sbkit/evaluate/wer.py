@@ -56,7 +56,7 @@ class ErrorRate(NamedTuple):
     """
 
     units: str
-    needs_spaces: bool = False  # so that a language without spaces between words has no such rate
+    needs_spaces: bool = False  # whether only languages with spaces between words have this rate
 
     @property
     def error_key(self) -> str:
@@ -95,7 +95,7 @@ class TextErrors:
         return self.characters.rate
 
     def counts_by_rate(self, *, by_words: bool) -> dict[str, ErrorCounts]:
-        """Return the counts of each rate; none of words unless ``by_words``."""
+        """Return the counts of each rate; rates of words only if ``by_words``."""
         names = [name for name, rate in ERROR_RATES.items() if by_words or not rate.needs_spaces]
         return {name: getattr(self, ERROR_RATES[name].units) for name in names}
 
@@ -120,8 +120,8 @@ class ScoredUtterance:
     speaker, normalizer: "" if unknown; the normalizer has a name and a hash.
     words: the timed words of the hypothesis, if they were aligned.
     by_words: False for a language without spaces between words, which has no WER.
-    counts_of_greedy: in a validation.
-    normalized: the same utterance with texts that another normalizer wrote.
+    counts_of_greedy: known in a validation.
+    normalized: the same utterance, with its texts from another normalizer.
     """
 
     id: str

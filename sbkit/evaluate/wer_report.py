@@ -1,9 +1,9 @@
 """The results of a recognizer on a test set: its figures, and files for people and for programs.
 
 `wer_SET.txt` has every utterance with its aligned errors. `utterances_SET.jsonl` has a line for
-each utterance, sorted by id. Its texts are as they were scored, its `normalized` ones by a further
-normalizer, and `greedy` is the text of greedy decoding, if another decoder was used. Counts are in
-words and characters, or only characters in a language without spaces. Times are in seconds.
+each utterance, sorted by id, with the texts that were scored. `normalized` has the texts of a
+further normalizer, and `greedy` the text of greedy decoding if another decoder was used. Counts are
+in words and characters, or only characters in a language without spaces. Times are in seconds.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from sbkit.text.recognized_word import Word
 
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
-MAX_CHANGED_WORDS = 0.1  # words that a usual normalizer splits or joins
+MAX_CHANGED_SHARE = 0.1  # of words that a normalizer usually splits or joins
 
 
 def write_results(
@@ -91,9 +91,9 @@ def describe_results(figures: FigureDict) -> str:
     line = _describe_rates(figures)
     if "normalized" in figures:
         line += f"; {_describe_normalized(figures['normalized'])}"
-        before, after = (counted.get("words", 0) for counted in (figures, figures["normalized"]))
-        # Whisper's normalizer splits many words of some languages at signs of vowels.
-        if abs(after - before) > MAX_CHANGED_WORDS * before:
+        before, after = (rates.get("words", 0) for rates in (figures, figures["normalized"]))
+        # In some languages Whisper's normalizer splits many words at vowel signs.
+        if abs(after - before) > MAX_CHANGED_SHARE * before:
             counts = f"the normalizer makes {after} words of {before}"
             line += f" ({counts}, so the WER counts other words)"
     if "greedy" in figures:

@@ -47,8 +47,8 @@ class NgramModel:
 
     words: by id, `<unk>`, `<s>`, `</s>`, then the others in the order of their code points;
     grams: by order. The unigrams are all V words, so the row of a unigram is its id.
-    table: the text table that words pass before they are looked up, if the texts keep case
-        or punctuation and the words of the model do not; None if words are looked up as written.
+    table: the text table that normalizes words before they are looked up, if texts keep case or
+        punctuation and the model's words do not; None if words are looked up as written.
 
     >>> from sbkit.lm.kneser_ney import train
     >>> model = train([["call", "me"], ["call", "the", "office"]], order=2).model

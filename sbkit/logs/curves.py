@@ -77,8 +77,8 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     # A validation decodes greedily.
     validation_decoder = " (greedy)" if any(decoders.values()) else ""
     logged = dict.fromkeys(name for figures in validations for name in figures)
-    of_sets = [name for name in logged if name not in metrics and base_name(name) in metrics]
-    names = [*(name for name in metrics if name in logged), *of_sets]
+    set_names = [name for name in logged if name not in metrics and base_name(name) in metrics]
+    names = [*(name for name in metrics if name in logged), *set_names]
     for color, name in enumerate(names, start=3):
         metric = metrics[base_name(name)]
         scale, unit = (100, " %") if metric.is_fraction else (1, f" {metric.unit}".rstrip())
@@ -100,9 +100,9 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
 
 def _logged_curves(steps: Sequence[Record], validations: Sequence[Record]) -> Iterator[Curve]:
     """Yield the gradient norms, and the figures logged by name in training and in validations."""
-    of_valid = [name for record in validations for name in record if name.startswith(VALID)]
+    valid_names = [name for record in validations for name in record if name.startswith(VALID)]
     names = [name for record in steps for name in record if not name.startswith(SOURCE_LOSS)]
-    names += [name.removeprefix(VALID) for name in of_valid]
+    names += [name.removeprefix(VALID) for name in valid_names]
     logged = dict.fromkeys(name for name in names if name not in FIGURE_NAMES)
     for color, name in enumerate(logged):
         panel = GRADIENTS if name.startswith(GRAD_NORM) else LOGGED

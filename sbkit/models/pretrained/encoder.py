@@ -260,16 +260,16 @@ def zero_of(module: nn.Module) -> Any:
 class PretrainedTransformer(PretrainedEncoder):
     """Encode frames, and decode the tokens of their text, as Whisper does.
 
-    language: of the texts, such as `en` or `pt-BR`, whose first part is a language of the model.
+    language: of the texts, such as `en` or `pt-BR`; the model must know its first part.
     decoder_task: transcribe, or translate into English.
-    context_seconds: silence follows shorter clips up to this length. At 30, the decoder writes what
-        Whisper's does; at 0, an untrained one repeats itself without end.
+    context_seconds: shorter clips are padded with silence to this length. At 30, the decoder writes
+        what Whisper's does; at 0, it repeats itself without end unless it is fine-tuned.
 
     The other arguments are those of `PretrainedEncoder`, but by default nothing is masked, dropped
     or skipped. The decoder shares the rates and `lora`.
 
     Attributes:
-        generation: which tokens the decoder writes; vocab_size: of how many.
+        generation: the tokens that the decoder may write; vocab_size: the number of all its tokens.
     """
 
     RANGES: ClassVar = {

@@ -149,9 +149,9 @@ def _read_text_tokens(folder: Path) -> Config | None:
     settings = read_json(folder, GENERATION)
     if settings is None or "no_timestamps_token_id" not in settings:
         return None
-    several = settings if settings.get("is_multilingual", True) else {}
+    token_maps = settings if settings.get("is_multilingual", True) else {}
     languages, tasks = (
-        {name.strip("<|>"): token for name, token in (several.get(key) or {}).items()}
+        {name.strip("<|>"): token for name, token in (token_maps.get(key) or {}).items()}
         for key in ("lang_to_id", "task_to_id")
     )
     return {
