@@ -230,9 +230,9 @@ class _FolderAugmentation(nn.Module):
             )
         # Of too many files, take some that are evenly spaced in the sorted list.
         count = min(len(files), MAX_FILES)
-        chosen = [files[index * len(files) // count] for index in range(count)]
+        selected_files = [files[index * len(files) // count] for index in range(count)]
         # The times are part of the cache key of `read_clips`, because files may be replaced.
-        self.files = tuple((file, file.stat().st_mtime_ns) for file in chosen)
+        self.files = tuple((file, file.stat().st_mtime_ns) for file in selected_files)
         self.prob = prob
         self.sample_rate = sample_rate
 

@@ -20,11 +20,11 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "7769a13d3e333009"),
+    "corpus": CodeVersion(3, "4a1b20011e462349"),
     "releases": CodeVersion(1, "2dbc33177ac4c396"),
-    "text": CodeVersion(8, "d193db4518872b25"),
+    "text": CodeVersion(8, "8d318b804d9b3566"),
     "token_counts": CodeVersion(1, "9a447a56815ab23d"),
-    "symbols": CodeVersion(2, "21253b81bc0c5415"),
+    "symbols": CodeVersion(2, "6f7ddd5932cb392a"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
     "speech": CodeVersion(1, "eef73bc3b331e39e"),
     "data_report": CodeVersion(2, "8a178ed232e0d92e"),

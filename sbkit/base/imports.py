@@ -190,8 +190,8 @@ def search_folders(folders: Collection[str] = ()) -> None:
     cwd = Path.cwd()
     folders = [*folders, *([] if any(map(is_run, (cwd, *cwd.parents))) else [str(cwd)])]
     entries = [entry for entry in sys.path if entry not in _yaml_folders]
-    own = [folder for folder in folders if folder not in entries]
-    _yaml_folders[:] = dict.fromkeys([*own, *_yaml_folders])
+    new_folders = [folder for folder in folders if folder not in entries]
+    _yaml_folders[:] = dict.fromkeys([*new_folders, *_yaml_folders])
     sys.path[:] = [*entries, *_yaml_folders]
 
 
@@ -233,10 +233,10 @@ def _runs(module: ModuleType, code: bytes) -> bool:
         block = pending.pop()
         compiled.add(block)
         pending += [inner for inner in block.co_consts if isinstance(inner, CodeType)]
-    return all(block in compiled for block in _running(module) if block.co_filename == file)
+    return all(block in compiled for block in _functions_of(module) if block.co_filename == file)
 
 
-def _running(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]:
+def _functions_of(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]:
     """Yield the code of the functions of a module or a class, and of classes in it."""
     for value in vars(owner).values():
         function: Any = value.fget if isinstance(value, property) else value
@@ -245,7 +245,7 @@ def _running(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]
         if isinstance(function, FunctionType):
             yield getattr(unwrap(function), "__code__", function.__code__)
         elif isinstance(value, type) and value.__qualname__.rpartition(".")[0] == qualname:
-            yield from _running(value, value.__qualname__)
+            yield from _functions_of(value, value.__qualname__)
 
 
 # -- `--import` ------------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ def import_user_modules(
         for folder, code_by_name in bundles.items()
         for name, code in code_by_name.items()
     ]
-    missing = [loader for loader in bundled if getattr(_find(loader.name), "origin", None) is None]
-    loaders = {loader.name: loader for loader in reversed(missing)}  # the first bundle wins
+    unfound = [loader for loader in bundled if getattr(_find(loader.name), "origin", None) is None]
+    loaders = {loader.name: loader for loader in reversed(unfound)}  # the first bundle wins
     try:
         for name in sorted(names, key=loaders.__contains__, reverse=True):
             if name not in sys.modules:

@@ -195,8 +195,8 @@ def exit_code(error: BaseException) -> int:
             return INTERRUPTED
         case SystemExit(code=int() | None as code):
             return code or 0
-        case Exception() if not is_temporary(error) and (explained := as_user_error(error)):
-            return explained.exit_code
+        case Exception() if not is_temporary(error) and (user_error := as_user_error(error)):
+            return user_error.exit_code
     return FAILED
 
 
@@ -214,9 +214,9 @@ def as_user_error(error: Exception) -> SbkitError | None:
         text = error.strerror or ""  # without the name of the file
     for pattern, sentence, code in FAULTS:
         if match := re.search(pattern, f"{kind}: {text}"):
-            explained = SbkitError(sentence.format(match[1], reason))
-            explained.exit_code = code
-            return explained
+            user_error = SbkitError(sentence.format(match[1], reason))
+            user_error.exit_code = code
+            return user_error
     if isinstance(error, OSError) and (
         is_from_worker or error.filename is not None or error.errno in OS_ERROR_FIXES
     ):

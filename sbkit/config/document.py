@@ -428,7 +428,7 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
     if not paths:
         raise ConfigError(f"{where} names no key. Write it in angle brackets: `!ref <key>`.")
     is_whole = REFERENCE.fullmatch(text) is not None
-    filled = text
+    filled_text = text
     for keys in paths:
         target: Any = _reach(root, keys, where)
         if target is None and is_whole:
@@ -439,16 +439,16 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
             raise ConfigError(f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too.")
         if not is_whole and VALUE_FORMS["a list of texts"](target):
             target = "-".join(target)  # for the name of a folder: en-it for [en, it]
-            text = text.replace(f"<{REFERENCE.split(filled)[1]}>", target)
+            text = text.replace(f"<{REFERENCE.split(filled_text)[1]}>", target)
         is_object = bool(tag_of(target)) or isinstance(target, dict | list)
         if is_object and not is_whole:
             raise ConfigError(f"{where} puts `{dotted(keys)}` into text, but that is an object.")
-        before, _, after = REFERENCE.split(filled, maxsplit=1)
-        filled = "" if is_object else f"{before}{target}{after}"
-        if len(filled) > MAX_JOINED_CHARACTERS:
+        before, _, after = REFERENCE.split(filled_text, maxsplit=1)
+        filled_text = "" if is_object else f"{before}{target}{after}"
+        if len(filled_text) > MAX_JOINED_CHARACTERS:
             raise ConfigError(f"{where} joins more than {MAX_JOINED_CHARACTERS:,} characters.")
     try:
-        _refuse_large("" if is_whole else filled)
+        _refuse_large("" if is_whole else filled_text)
         value: object = recursive_resolve(text, [], root, tag_of(node) == "!copy")
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise OverflowError("the result is too large")

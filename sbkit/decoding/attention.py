@@ -50,9 +50,11 @@ class AttentionScorer:
         """Return ln p(tokens, end | audio) of each sequence."""
         unscored = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
         if unscored:
-            spelled = [self._spell(tokens) if self._spell else tokens for tokens in unscored]
-            padded = np.full((len(spelled), max(map(len, spelled)) + 1), self._end)  # (N, L + 1)
-            for row, tokens in zip(padded, spelled, strict=True):
+            spellings = [self._spell(tokens) if self._spell else tokens for tokens in unscored]
+            padded = np.full(
+                (len(spellings), max(map(len, spellings)) + 1), self._end
+            )  # (N, L + 1)
+            for row, tokens in zip(padded, spellings, strict=True):
                 row[: len(tokens)] = tokens
             scores: list[float] = self._score_texts(padded).tolist()
             self._scores |= zip(unscored, scores, strict=True)

@@ -354,10 +354,10 @@ def fit_confidences(
             advance(1)
             for name, one_decoder in decoders.items():
                 best = one_decoder.nbest(utterance.log_probs, utterance.attention)[0]
-                decoded = aligner.find_frames(utterance.log_probs, best.tokens, is_decoded=True)
-                texts = [word.text for word in decoded]
+                timed_words = aligner.find_frames(utterance.log_probs, best.tokens, is_decoded=True)
+                texts = [word.text for word in timed_words]
                 right = word_correctness(utterance.text.split(), texts)
-                words[name] += zip(word_features(decoded, aligner.word_lm), right, strict=True)
+                words[name] += zip(word_features(timed_words, aligner.word_lm), right, strict=True)
                 edits[name] += count_errors(utterance.text, " ".join(texts)).characters
     fitted: dict[str, FittedConfidence] = {}
     for name in decoders:

@@ -101,9 +101,9 @@ class _Window:
         skipping = np.maximum.accumulate(in_gaps + self._skip_costs) - self._skip_costs
         is_skipped = np.zeros(len(in_gaps), np.bool_)
         is_skipped[1:] = skipping[:-1] - SKIP_PENALTY > in_gaps[1:]
-        skipped = self._gaps[is_skipped]
-        best[skipped] = skipping[is_skipped]
-        moves[skipped] = SKIP
+        skipped_gaps = self._gaps[is_skipped]
+        best[skipped_gaps] = skipping[is_skipped]
+        moves[skipped_gaps] = SKIP
         return best, moves
 
 
@@ -157,8 +157,8 @@ def _run_forward(
         earliest = int((best > best[best_state] - GAP_PENALTY * WINDOW_STATES / 4).argmax())
         earliest = max(earliest, best_state - 3 * WINDOW_STATES // 4)
         shift = max(0, min(earliest, num_states - WINDOW_STATES - first))
-        added = np.full(shift, -np.inf, np.float32)
-        best = np.concatenate([best[shift:], added]) - best.max()
+        new_states = np.full(shift, -np.inf, np.float32)
+        best = np.concatenate([best[shift:], new_states]) - best.max()
         first += shift
         blocks.append((first, best))
         window = _Window(states, first)

@@ -57,11 +57,11 @@ class TimedWord:
 
     @property
     def first(self) -> int:
-        return self._spoken[0].first
+        return self._letter_tokens[0].first
 
     @property
     def end(self) -> int:
-        return self._spoken[-1].end
+        return self._letter_tokens[-1].end
 
     @property
     def posterior(self) -> float:
@@ -69,7 +69,7 @@ class TimedWord:
         return min(token.posterior for token in self.tokens)
 
     @property
-    def _spoken(self) -> Sequence[TimedToken]:
+    def _letter_tokens(self) -> Sequence[TimedToken]:
         return [token for token in self.tokens if not token.is_mark] or self.tokens
 
 
@@ -261,13 +261,13 @@ class WordAligner:
         )
         if self.confidence is None or not is_decoded:
             return words
-        features = word_features(timed_words, self.word_lm)
+        features_of_words = word_features(timed_words, self.word_lm)
         marks = "".join(self.tokenizer.marks)
         return tuple(
             word
             if self.hotwords & {word.text, word.text.strip(marks)}
-            else replace(word, confidence=self.confidence(of_word))
-            for word, of_word in zip(words, features, strict=True)
+            else replace(word, confidence=self.confidence(features))
+            for word, features in zip(words, features_of_words, strict=True)
         )
 
     def find_frames(

@@ -236,14 +236,14 @@ def gather_on_rank0(value: T) -> list[T]:
 @contextmanager
 def raise_on_all_ranks(errors: type[Exception]) -> Iterator[None]:
     """Stop all ranks if one raises such an error; the others then raise OtherRankError."""
-    raised: Exception | None = None
+    own_error: Exception | None = None
     try:
         yield
     except errors as error:
-        raised = error
-    codes = gather_over_ranks(None if raised is None else exit_code(raised))
+        own_error = error
+    codes = gather_over_ranks(None if own_error is None else exit_code(own_error))
     if code := next(filter(None, codes), None):
-        raise raised or OtherRankError(code)
+        raise own_error or OtherRankError(code)
 
 
 def _gather(value: T) -> list[T]:

@@ -122,7 +122,9 @@ def rate_intervals(
     ends: Array = np.full((2, len(errors)), None)
     if len(units) > 1:
         resample = _cached_resamples if draws * len(units) <= MAX_CACHED_UNITS else _resamples
-        sums = np.concatenate([drawn @ unit_counts for drawn in resample(len(units), draws, seed)])
+        sums = np.concatenate(
+            [unit_weights @ unit_counts for unit_weights in resample(len(units), draws, seed)]
+        )
         drawn_totals = np.maximum(sums[:, len(errors) :], 1)  # references may be empty
         rates = sums[:, : len(errors)] / drawn_totals
         has_total = totals.any(axis=1)
@@ -139,9 +141,9 @@ def _resamples(num_units: int, draws: int, seed: int) -> Iterator[Float64s]:
     draws_at_once = max(1, UNITS_AT_ONCE // num_units)
     for first in range(0, draws, draws_at_once):
         rows = np.arange(min(draws_at_once, draws - first))[:, None]
-        drawn = random.integers(num_units, size=(len(rows), num_units))
-        counts = np.bincount((rows * num_units + drawn).ravel(), minlength=drawn.size)
-        yield counts.reshape(drawn.shape).astype(np.float64)
+        drawn_units = random.integers(num_units, size=(len(rows), num_units))
+        counts = np.bincount((rows * num_units + drawn_units).ravel(), minlength=drawn_units.size)
+        yield counts.reshape(drawn_units.shape).astype(np.float64)
 
 
 @lru_cache(maxsize=1)

@@ -121,7 +121,9 @@ class NgramModel:
         for first, end in pairwise(firsts[1:]):
             order = slice(first, end)
             if first > 1:
-                suffixes = _longest(keys, shorter, shorter[contexts[order]], words[order], size)
+                suffixes = _longest_grams(
+                    keys, shorter, shorter[contexts[order]], words[order], size
+                )
                 shorter[order] = states[suffixes]
             states[order] = np.where(is_state[order], np.arange(first, end), shorter[order])
         # An item of a memoryview is a Python number, which takes 40 ns; one of an array takes 100.
@@ -133,7 +135,9 @@ class NgramModel:
         return {word: n for n, word in enumerate(self.words)}
 
 
-def _longest(keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size: int) -> Int64s:
+def _longest_grams(
+    keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size: int
+) -> Int64s:
     """Return the longest n-gram of each word after a state, or after a state to back off to."""
     longest = np.zeros_like(words)
     pending = np.arange(len(words))

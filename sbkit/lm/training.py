@@ -112,8 +112,8 @@ def ensure_language_models(
     orders: the n-gram orders of ``WORDS`` and ``TOKENS``, 0 for no model.
     """
     to_plain = partial(plain_text, table=text_encoder.table)
-    excluded = set(map(to_plain, chain.from_iterable(text.held_out.values())))
-    digest = hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
+    held_out_texts = set(map(to_plain, chain.from_iterable(text.held_out.values())))
+    digest = hashlib.sha256("\n".join(sorted(held_out_texts)).encode()).hexdigest()
     is_plain = " plain" * (text_encoder.word_table is not None)
     metadata = {
         "made_of": f"{text.source}{digest} {orders[WORDS]} {orders[TOKENS]}{is_plain}",
@@ -130,7 +130,7 @@ def ensure_language_models(
     def training_sentences() -> Iterator[str]:
         nonlocal num_left_out
         for sentence in filter(str.strip, text.sentences()):
-            if to_plain(sentence) in excluded:
+            if to_plain(sentence) in held_out_texts:
                 num_left_out += 1
             else:
                 yield sentence
@@ -147,11 +147,11 @@ def ensure_language_models(
     spelling_notes = _check_spelling(words, text_encoder.tokenizer)
     for name, order in orders.items():
         if order and name not in models:
-            drawn, _ = draw_sentences(sentences, MAX_LM_TEXT_BYTES[name])
-            amount = f"{len(drawn):,} of {num_sentences:,} sentences"
+            sample, _ = draw_sentences(sentences, MAX_LM_TEXT_BYTES[name])
+            amount = f"{len(sample):,} of {num_sentences:,} sentences"
             logger.info(f"language model of {name}: training on {amount}")
             split = text_encoder.words if name == WORDS else text_encoder.tokens
-            trained = train(map(split, drawn), order=order)
+            trained = train(map(split, sample), order=order)
             table = text_encoder.word_table if name == WORDS else None
             models[name] = replace(trained.model, table=table)
             messages.append(_describe(name, trained))

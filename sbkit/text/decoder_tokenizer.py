@@ -86,8 +86,8 @@ class DecoderTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Convert text to tokens, without special ones."""
-        spaced = f" {text}" if text else ""
-        ids: list[int] = self._tokens.encode(spaced, add_special_tokens=False).ids
+        text_after_space = f" {text}" if text else ""
+        ids: list[int] = self._tokens.encode(text_after_space, add_special_tokens=False).ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:

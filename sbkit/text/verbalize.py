@@ -98,7 +98,7 @@ def spell_out(text: str, language: str) -> SpokenText:
         reading = f'is read "{words}"' if words else "stays as written"
         notes[f'"{written}" {reading}.'] = None
 
-    unreadable = {char: None for char in text if not (char.isprintable() or char.isspace())}
+    unreadable_chars = {char: None for char in text if not (char.isprintable() or char.isspace())}
     text = re.sub(r"&#?\w{2,31};", lambda entity: unescape(entity[0]), text)
     text = _TERMINAL_MARK.sub(_plain_mark, text)
     text = _PARAGRAPH.sub(".\n", compose(text).strip())
@@ -114,13 +114,15 @@ def spell_out(text: str, language: str) -> SpokenText:
             spoken += f" {words}" if spoken else words
         if spoken and spoken[-1] not in MARKS:
             spoken += "," if mark is None else mark[-1:]
-    if unreadable:
-        codes = listed(f"U+{ord(char):04X}" for char in unreadable)
+    if unreadable_chars:
+        codes = listed(f"U+{ord(char):04X}" for char in unreadable_chars)
         notes[f"Characters that cannot be read aloud are left out: {codes}."] = None
     counts = Counter(filter(is_spoken_symbol, text))
-    dropped = [(n, char) for char, n in counts.most_common() if not normalize(char, language)]
-    if dropped:
-        symbols = ", ".join(f"{n} {char}" for n, char in dropped[:MAX_LISTED_SYMBOLS])
+    dropped_symbols = [
+        (n, char) for char, n in counts.most_common() if not normalize(char, language)
+    ]
+    if dropped_symbols:
+        symbols = ", ".join(f"{n} {char}" for n, char in dropped_symbols[:MAX_LISTED_SYMBOLS])
         notes[f"normalization dropped symbols ({symbols})."] = None
     return SpokenText(spoken, tuple(notes))
 

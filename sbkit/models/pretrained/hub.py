@@ -1,7 +1,7 @@
 """A pretrained encoder of Hugging Face's hub: found in the cache, or downloaded.
 
 Its configuration, model card and safetensors are downloaded, never a pickle or code. A model that
-is complete in the cache is used without any connection, whatever the hub has by now.
+is complete in the cache is used without any connection, even if the hub has a newer one.
 """
 
 import logging
