@@ -93,7 +93,7 @@ def test_tokens_spell_case_and_marks(asterisk_english: Path, tmp_path: Path, kin
     texts = [normalize(sentence, "en", TABLE) for sentence in sentences]
     tokenizer = ensure_tokenizer(
         model_file=tmp_path / "tokenizer.model",
-        kind=kind,
+        token_type=kind,
         vocab_size=None if kind == "char" else 200,
         texts=lambda: texts,
     )

@@ -255,7 +255,7 @@ import my_module
 @pytest.mark.parametrize(
     ("more", "output", "sentence"),
     [
-        ("", "run", "run is not that of rank 0 for rank 1 on {host}. Choose an --output_folder"),
+        ("", "run", "run of rank 0 is not visible to rank 1 on {host}. Choose an --output_folder"),
         (OTHER_CODE, None, "rank 0 on {host} and rank 1 on {host} differ in my_module ("),
     ],
 )

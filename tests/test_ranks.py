@@ -163,7 +163,7 @@ def test_ranks_wait_for_one_whose_store_is_away(workplace: Workplace, tmp_path: 
     process = run_scenario("store_away", 2, tmp_path, arguments, workplace)
     assert process.returncode == 0, process.stderr
     assert "Timeout" not in process.stderr
-    assert "/nfs/x'. It is tried again for up to 600 s." in process.stdout + process.stderr
+    assert "/nfs/x'. Retrying for up to 600 s." in process.stdout + process.stderr
     assert records_of(tmp_path / "run", "test")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.lengths import Subsampling
-from sbkit.audio.segments import longest_whole
+from sbkit.audio.segments import max_unsegmented_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import plural
@@ -39,20 +39,20 @@ logger = logging.getLogger(__name__)
 
 def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
     """Open or make the tokenizer in the run folder, then the language models of the decoder."""
-    earlier = None
+    init_file = None
     if folders := init_folders(settings):
         file = folders[0] / TOKENIZER_FILE
         table = text_table(settings["language"], settings.get("text"))
         # A model that writes texts of another form, such as without capitals, has other tokens.
         if file.exists() and text_table_of(file.parent) == table:
-            earlier = file
+            init_file = file
     tokenizer = ensure_tokenizer(
         model_file=Path(settings["output_folder"]) / TOKENIZER_FILE,
-        kind=settings["token_type"],
+        token_type=settings["token_type"],
         vocab_size=settings["vocab_size"],
         texts=lambda: chain.from_iterable(read_texts(splits.train)),
         tags=parse_tag_names(settings.get("keep_tags")),
-        earlier=earlier,
+        init_file=init_file,
     )
     if "decoder_task" in settings:
         ensure_decoder_tokenizer(settings)
@@ -133,7 +133,7 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
         and decoder.needs_tuning
         and decoder.used_weights
         and min(samples, default=0)
-        > longest_whole(hparams["eval_batch_seconds"], hparams["sample_rate"])
+        > max_unsegmented_samples(hparams["eval_batch_seconds"], hparams["sample_rate"])
     ):
         raise DataError(
             f"The decoder is fitted to the utterances of {' and '.join(splits.valid)}, but all "

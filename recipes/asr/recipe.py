@@ -11,7 +11,7 @@ from torch import Tensor
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
-from sbkit.audio.segments import Segment, Segmenter, longest_whole
+from sbkit.audio.segments import Segment, Segmenter, max_unsegmented_samples
 from sbkit.base.ranges import KEYS, RANGES, SHARE, Constraint, Range, ValueType
 from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
@@ -75,7 +75,7 @@ class AsrBrain(Brain):
 
         Attention and CTC over so many frames would take minutes and gigabytes.
         """
-        longest = longest_whole(self.hparams.eval_batch_seconds, self.hparams.sample_rate)
+        longest = max_unsegmented_samples(self.hparams.eval_batch_seconds, self.hparams.sample_rate)
         return len(batch) == 1 and int(batch.audio_lengths.max()) > longest
 
     def _run_in_segments(self, audio: Tensor, batch: TextBatch, stage: Stage) -> Predictions:
@@ -94,7 +94,7 @@ class AsrBrain(Brain):
 
         segmenter = Segmenter(self.hparams.sample_rate, self.network.samples_per_frame)
         clip = batch.audio[0].cpu().numpy()
-        joined = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
+        joined = encode_in_segments(clip, segmenter, self.tokenizer.silent_ids, encode)
         log_probs = torch.from_numpy(joined.log_probs).unsqueeze(0)
         frames = torch.tensor([log_probs.shape[1]])
         return Predictions(joined.states.unsqueeze(0), log_probs, None, frames, None)

@@ -41,11 +41,11 @@ from sbkit.base.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE
 from sbkit.base.units import SAMPLE_RATE, seconds_to_samples
 
 MAX_NOISE_SECONDS = 3600  # per folder, 115 MB on the device; each of its files gives an equal part
-MIN_NOISE_SECONDS_PER_FILE = 2  # a shorter noise is heard to repeat
+MIN_NOISE_SECONDS_PER_FILE = 2  # a shorter noise repeats audibly
 MAX_FILES = MAX_NOISE_SECONDS // MIN_NOISE_SECONDS_PER_FILE
 SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
 NOISE_SAMPLES = 1 << 20
-CUTOFF_SHARE = 0.99  # of the lower Nyquist frequency, to which a change of speed keeps sound
+CUTOFF_SHARE = 0.99  # of the lower Nyquist frequency: a change of speed keeps sound up to there
 ZERO_CROSSINGS = 6  # of the sinc on each side of a sample
 MAX_IMPULSE_SECONDS = 2  # of a room's impulse response, from the direct sound on
 
@@ -75,7 +75,7 @@ class AudioBatch(Protocol):
 class Augmentation:
     """Change the speed of utterances and, in training, apply the YAML's augmentations.
 
-    They are `wave_augment`, of audio, and `spec_augment`, of features.
+    `wave_augment` changes audio, and `spec_augment` features.
 
     features: the part that computes features; None for a model that takes audio.
     """
@@ -117,8 +117,8 @@ def _read_augmentation(hparams: object, key: str) -> Any:
     forward = getattr(part, "forward", part)
     if (getattr(forward, "__module__", None) or "").startswith("speechbrain."):
         raise ConfigError(
-            f"`{key}` is called with lengths in samples or frames, but is of SpeechBrain, which "
-            "takes fractions. Wrap it in a module whose forward(x, lengths) converts them.",
+            f"`{key}` is called with lengths in samples or frames, but modules of SpeechBrain take "
+            "fractions. Wrap it in a module whose forward(x, lengths) converts them.",
             keys=(key,),
         )
     return part
@@ -132,7 +132,7 @@ def speed_perturb(
     Resampling changes tempo and pitch together (Ko et al. 2015). The host knows all new lengths, so
     it never waits for the device.
 
-    speed_groups: of all utterances, in their order.
+    speed_groups: covers all utterances, in order.
 
     >>> audio, lengths = torch.zeros(1, 8000), torch.tensor([8000])
     >>> speed_perturb(audio, lengths, [SpeedGroup(80, num_utterances=1, max_samples=8000)])[1]
@@ -163,7 +163,7 @@ def speed_perturb(
 def change_speed(clips: Tensor, percent: int) -> Tensor:
     """Play clips, (B, S), at a speed: -> (B, ceil(100 S / percent)).
 
-    The kernel is polyphase: of 11 samples, 110 % makes 10, each by a filter of its own.
+    The kernel is polyphase: 110 % turns 11 samples into 10, each by a filter of its own.
     """
     divisor = math.gcd(percent, 100)
     period, num_filters = percent // divisor, 100 // divisor
@@ -208,8 +208,8 @@ class Compose(nn.Module):
         return audio, lengths
 
 
-class Clips(NamedTuple):
-    """Clips one after another: samples (sum of lengths,) of int16, starts (N,), lengths (N,)."""
+class NoiseClips(NamedTuple):
+    """Concatenated clips: samples (sum of lengths,) of int16, starts (N,), lengths (N,)."""
 
     samples: Tensor
     starts: Tensor
@@ -230,9 +230,9 @@ class _FolderAugmentation(nn.Module):
             )
         # Of too many files, take some that are evenly spaced in the sorted list.
         count = min(len(files), MAX_FILES)
-        chosen = [files[index * len(files) // count] for index in range(count)]
-        # With their times, by which `read_clips` keeps what it has read: files may be replaced.
-        self.files = tuple((file, file.stat().st_mtime_ns) for file in chosen)
+        selected_files = [files[index * len(files) // count] for index in range(count)]
+        # The times are part of the cache key of `read_clips`, because files may be replaced.
+        self.files = tuple((file, file.stat().st_mtime_ns) for file in selected_files)
         self.prob = prob
         self.sample_rate = sample_rate
 
@@ -245,7 +245,7 @@ class AddNoise(_FolderAugmentation):
     sample of its file and repeats as needed. The result is float in the scale of int16, and is not
     clipped.
 
-    folder: of recordings of noise, in any format; those in folders below it count.
+    folder: recordings of noise in any format, searched to any depth.
     snr_db: the lowest and the highest ratio, in dB.
     """
 
@@ -288,11 +288,11 @@ class AddNoise(_FolderAugmentation):
 class AddPauses(nn.Module):
     """Put pauses with noise around utterances: (B, S), (B,) -> (B, S'), (B,).
 
-    A model that does not hear levels takes noise alone for speech, unless it has learned what noise
-    is. The noise is white to brown, and from 60 to 10 dB below the utterance.
+    A model whose features have no level mistakes pure noise for speech, unless it has learned what
+    noise is. The noise is white to brown, and 60 to 10 dB below the utterance.
 
-    prob: the chance of pauses. A drawn part of them comes before the utterance.
-    max_seconds: the longest duration of both together.
+    prob: the chance of pauses. A random part of them comes before the utterance.
+    max_seconds: the longest total duration of both pauses.
     """
 
     RANGES: ClassVar = {"prob": SHARE, "max_seconds": NON_NEGATIVE}
@@ -353,7 +353,7 @@ class AddReverb(_FolderAugmentation):
     The direct sound keeps its position and the utterance its power. The reverberation past the end
     of an utterance is cut off. Source: Ko et al. 2017.
 
-    folder: of recorded impulse responses, in any format; those in folders below it count.
+    folder: recorded impulse responses in any format, searched to any depth.
     prob: the share of utterances that are convolved.
     """
 
@@ -379,13 +379,13 @@ class AddReverb(_FolderAugmentation):
 @lru_cache(maxsize=8)
 def read_clips(
     files: tuple[tuple[Path, int], ...], sample_rate: int, max_seconds: float, device: torch.device
-) -> Clips:
+) -> NoiseClips:
     """Read the start of every file, up to ``max_seconds``, onto a device, as int16."""
     limit = max(1, seconds_to_samples(max_seconds, sample_rate))
     clips = [torch.from_numpy(read_audio(file, sample_rate)[:limit].copy()) for file, _ in files]
     lengths = torch.tensor([len(clip) for clip in clips])
     starts = lengths.cumsum(0) - lengths
-    return Clips(torch.cat(clips).to(device), starts.to(device), lengths.to(device))
+    return NoiseClips(torch.cat(clips).to(device), starts.to(device), lengths.to(device))
 
 
 @lru_cache(maxsize=8)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioStream, Packet
     from av.container import InputContainer
 
-SCALED = "exceeds full scale. Such files are scaled to it, each as a whole"
-CUT = "exceeds full scale, where live audio is cut"
+SCALED_NOTE = "exceeds full scale. Such files are scaled to it, each as a whole"
+CUT_NOTE = "exceeds full scale, where live audio is cut"
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
@@ -37,8 +37,8 @@ MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers
 MAX_OVERSHOOT = 2.0  # of lossy decoders, 6 dB
 MAX_BLOCK_FRAMES = 30_000  # frames of FFmpeg in a block; Opus has up to 400 a second
 MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
-# Formats that hold sound themselves. Playlists and formats that name other files are not among
-# them, nor are raw ones, which only the extension of a name would tell.
+# Formats that contain sound. Playlists and formats that name other files are excluded, and so are
+# raw formats, which only the file's extension could identify.
 DEMUXERS = (
     "aac,ac3,aiff,amr,ape,asf,au,avi,caf,dsf,dts,dtshd,eac3,flac,flv,ircam,loas,matroska,mov,mp3,"
     "mpc,mpc8,mpeg,mpegts,nistsphere,nut,ogg,sox,tak,tta,voc,w64,wav,wv,xwma"
@@ -49,9 +49,9 @@ FORMATS_WITH_DURATION = {
     "mov,mp4,m4a,3gp,3g2,mj2",
 }
 FORMATS_WITH_ESTIMATE = {"mp3", "aac"}  # from the first packets
-# Formats whose duration is that of all streams, which may start before the sound or end after it.
+# Formats that declare the duration of all streams, which may start before the sound or end after.
 FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
-# Codecs in which the number of channels implies their positions, also for microphone arrays.
+# Codecs that derive positions from the number of channels, even for microphone arrays.
 CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
 # Frames of AMR of this mode or above are 20 ms of a pause, which FFmpeg's decoders refuse.
 AMR_PAUSE_MODES = {"amrnb": 8, "amrwb": 9}
@@ -61,16 +61,17 @@ ROUNDING = 0.003  # seconds; of durations that a file declares
 # Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
 MAX_LOSSY_HOLE_SECONDS, MAX_HOLE_SECONDS = 0.5, 0.05  # seconds
 TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
-FIRST_PACKETS = 16  # are decoded in any case, which shows the delay of the decoder
+FIRST_PACKETS = 16  # always decoded, because they show the delay of the decoder
 LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is right
 
 
 class Block(NamedTuple):
     """Consecutive samples (S,) and their rate in Hz.
 
-    peak: of all channels, if it matters: of lossless floats. Decoders of MP3, AAC or Opus overshoot
-        as they round, and are cut as in players: to scale them, each would be decoded twice. Only a
-        peak above MAX_OVERSHOOT comes from the recording; it is scaled from that block on.
+    peak: the peak of all channels for lossless floats, else 0. Decoders of MP3, AAC or Opus
+        overshoot as they round, and are cut as in players: to scale a file, it would have to be
+        decoded twice. Only a peak above MAX_OVERSHOOT comes from the recording; it is reported, and
+        the file is scaled from that block on.
     """
 
     rate: int
@@ -82,9 +83,9 @@ class Block(NamedTuple):
 class ReadOptions:
     """How a file is read."""
 
-    downmixer: Downmixer  # makes one channel of those of the file
-    block_seconds: float  # about
-    skip_seconds: int = 0  # where the blocks start; nothing is decoded long before it
+    downmixer: Downmixer  # reduces the file's channels to one
+    block_seconds: float  # approximately
+    skip_seconds: int = 0  # where the blocks start; audio long before it is not decoded
 
 
 def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
@@ -104,7 +105,7 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
             downmixer.peak = max(1.0, *(other.peak for other in blocks))
             file.seek(position)
         if block.peak > 1:
-            note = SCALED if downmixer.peak else CUT
+            note = SCALED_NOTE if downmixer.peak else CUT_NOTE
             note_once(f"note: {name} {note}.", key=note, level=logging.WARNING)
         yield (
             block._replace(samples=block.samples / downmixer.peak) if downmixer.peak > 1 else block
@@ -202,8 +203,8 @@ class _PacketReader(_Reader):
                 note_once(f"note: {self.name} {note}.", key=note, level=logging.WARNING)
             decoder = stream.codec_context
             if decoder is None:
-                missing = f"FFmpeg has no decoder for the audio of {self.name}. Convert it first."
-                raise AudioError("no decoder", missing)
+                fault = f"FFmpeg has no decoder for the audio of {self.name}. Convert it first."
+                raise AudioError("no decoder", fault)
             if stream.codec.lossless:
                 decoder.options = {"err_detect": "crccheck+explode"}
             decoder.open()  # PyAV 19 crashes if it uses a decoder that could not be opened
@@ -279,7 +280,7 @@ class _PacketReader(_Reader):
                 if num_skipped < num_samples:
                     yield frames, num_samples, num_skipped
         except (av.InvalidDataError, av.BlockingIOError):
-            pass  # what follows the sound
+            pass  # other data after the sound
         except av.FFmpegError:
             has_failed = True
         if packets.seconds < self.options.skip_seconds:
@@ -309,7 +310,7 @@ class _PacketReader(_Reader):
 
 @dataclass(eq=False)
 class _PacketClock:
-    """Yield the packets of a stream, but none that ends long before a time; count the time (s).
+    """Yield the packets of a stream, except any that end long before ``goal``, and count seconds.
 
     The decoder lags by a constant time, which the first packets show.
     """
@@ -322,8 +323,8 @@ class _PacketClock:
     def __post_init__(self) -> None:
         self._tick = float(self.stream.time_base or 0)
         self._packet_end = 0.0  # of the latest packet
-        self._lag: float | None = None  # None: until a packet is skipped
-        self._sound_end: float | None = None  # of the latest packet, as the file counts
+        self._lag: float | None = None  # None until a packet is skipped
+        self._sound_end: float | None = None  # of the latest packet, by the file's timestamps
         self.file_end = 0.0  # of the latest packet of any stream
         self.hole = 0.0  # seconds without frames before the latest packet
         self.holes = 0.0  # the sum of all
@@ -342,7 +343,7 @@ class _PacketClock:
             self._packet_end += (packet.duration or 0) * self._tick
             yield packet
         lag = self._packet_end - self.seconds
-        # Durations in ticks that are no parts of a sample are rounded.
+        # Durations are rounded unless a tick is a fraction 1 / N of a sample.
         is_exact = (self.stream.rate * (self.stream.time_base or 0)).numerator == 1
         is_skipping = False
         for packet in packets:
@@ -358,7 +359,7 @@ class _PacketClock:
             yield packet
 
     def _demux_all(self) -> "Iterator[Packet[AudioStream]]":
-        """Yield the packets of the stream; note where those of all streams end."""
+        """Yield the packets of the stream, and note the end of each stream."""
         for packet in self.container.demux():
             if packet.pts is not None and packet.time_base is not None:
                 end = float((packet.pts + (packet.duration or 0)) * packet.time_base)
@@ -367,7 +368,7 @@ class _PacketClock:
                 yield cast("Packet[AudioStream]", packet)
 
     def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> tuple[int, int]:
-        """Place a packet: return the samples of its frames, and those before the sought one."""
+        """Place a packet in time; return how many samples it has, and how many precede the goal."""
         num_samples = sum([frame.samples for frame in frames])
         rate, pts = frames[0].rate, packet.pts
         duration = num_samples / rate
@@ -390,7 +391,7 @@ def _open(file: BinaryIO) -> "InputContainer":
     """Open a file; raises av.FFmpegError or ValueError if it is not audio."""
     import av
 
-    # Without the name of the file, whose extension FFmpeg would believe.
+    # Hide the file's name, because FFmpeg would trust its extension.
     stream = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell, seekable=file.seekable)
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
     # PyAV 18 raises UnicodeDecodeError for tags in another encoding; PyAV 19 never does.

@@ -1,4 +1,4 @@
-"""Audio files that are written part by part, by FFmpeg's libraries.
+"""Write audio files part by part, with FFmpeg's libraries.
 
 A file may be sent while it is written, so bytes that were returned never change.
 """
@@ -51,15 +51,15 @@ class FileWriter:
     def __init__(self, format: str, sample_rate: int) -> None:
         import av  # on first use: it takes 0.15 s
 
-        names = FILE_FORMATS[format]
+        file_format = FILE_FORMATS[format]
         self._content = io.BytesIO()
         self._sent = 0  # bytes
         self._resampler = Resampler(sample_rate, FILE_RATE)
         self.seconds = 0.0  # of the file so far
-        options = {**FILE_OPTIONS, **names.options}
-        self.file = av.open(self._content, "w", format=names.container, options=options)
-        stream: Any = {"rate": FILE_RATE, "layout": "mono", "bit_rate": names.bit_rate}
-        self._stream: Any = self.file.add_stream(names.codec, **stream)
+        options = {**FILE_OPTIONS, **file_format.options}
+        self.file = av.open(self._content, "w", format=file_format.container, options=options)
+        stream: Any = {"rate": FILE_RATE, "layout": "mono", "bit_rate": file_format.bit_rate}
+        self._stream: Any = self.file.add_stream(file_format.codec, **stream)
 
     def push(self, signal: Signal, *, is_last: bool = False) -> bytes:
         """Write samples (S,) between -1 and 1, and return the new bytes of the file."""

@@ -29,14 +29,14 @@ EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
 MAX_WINDOWS = 256
 MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 
-LEVEL_CHOICES = ("utterance", "running", "none")  # of it, of its frames so far, or kept
+LEVEL_CHOICES = ("utterance", "running", "none")  # which level is removed
 # In log power. White noise of -65 dBFS (RMS) has 17, so quieter noise is not raised to the level of
 # speech. The test clips of the default corpus have 24.4 to 27.2, and at -30 dB 17.5 to 20.3.
 MIN_LEVEL = 17.0
-# In log energy, 61 dB. What is further below the level becomes 0, as the padding is: there, steps
-# of int16 would be audible in quiet clips, but not in loud ones.
+# In log energy, 61 dB. Anything further below the level becomes 0, like the padding: down there,
+# steps of int16 would be audible in quiet clips, but not in loud ones.
 RANGE = 14.0
-MEMORY_FRAMES = 500  # 5 s, after which the weight of a frame in a running level is 1 / e
+MEMORY_FRAMES = 500  # after 5 s, the weight of a frame in a running level has fallen to 1 / e
 LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # the weights within a block differ by up to exp(10)
 MIN_WEIGHT_SUM = 1e-9  # of all frames; digital silence has less
 
@@ -44,10 +44,10 @@ MIN_WEIGHT_SUM = 1e-9  # of all frames; digital silence has less
 class Fbank(nn.Module):
     """Compute log-mel filterbanks: audio (B, S), lengths (B,) -> (B, T, M), lengths (B,).
 
-    The module has no tensors: nothing can be left on another device or miss in a checkpoint.
+    The module has no tensors: none can be on the wrong device or missing from a checkpoint.
 
     audio: float, in the scale of int16.
-    measured: the samples whose level is that of an utterance, by default all.
+    measured: the samples (B,) from which the level of an utterance is measured, by default all.
     level: `utterance` or `running` removes the level of each utterance, or of its frames so far
         (`subtract_level`); `none` keeps it, as Kaldi does.
 
@@ -79,7 +79,7 @@ class Fbank(nn.Module):
     def forward(
         self, audio: Tensor, lengths: Tensor, measured: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if measured is not None:  # of a clip below a window, the first frame with the zeros
+        if measured is not None:  # a clip shorter than a window is padded to one frame
             measured = self.subsampling.count(measured).clip(min=1)
         return self.remove_level(*self.log_mels(audio, lengths), measured)
 
@@ -88,7 +88,7 @@ class Fbank(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the features of a chunk: (B, S), (B,), (B, 2) -> (B, T, M), (B,), (B, 2).
 
-        sums: of the running level, zeros before the first chunk.
+        sums: the sums of the running level; zeros before the first chunk.
         """
         features, frames = self.log_mels(audio, lengths)
         features, sums = subtract_level(features, frames, frames, level=self.level, sums=sums)
@@ -152,14 +152,14 @@ class Fbank(nn.Module):
 def subtract_level(
     features: Tensor, lengths: Tensor, measured: Tensor, *, level: str, sums: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Subtract the level: (B, T, M), (B,) -> log energies (B, T, M) from 0 up, 0 in the padding.
+    """Subtract the level: (B, T, M), (B,) -> nonnegative log energies (B, T, M), 0 in the padding.
 
     The level is the mean log power of the frames, each weighted by its power. Four seconds of pause
     for each second of speech, 20 dB below it, lower it by 0.9 dB; the mean power by 6.8 dB.
 
-    sums: (B, 2) of earlier frames, for a running level; zeros before the first. Those after the
-        last frame are returned.
-    measured: the frames (B,) that the level is that of.
+    sums: (B, 2) over earlier frames, for a running level; zeros before the first frame. The sums
+        after the last frame are returned.
+    measured: the number of frames (B,) from which the level is measured.
     """
     if level == "none":
         return features, sums
@@ -184,7 +184,7 @@ def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     """
     frames = terms.shape[2]
     size, padding = LEVEL_BLOCK_FRAMES, 2 * LEVEL_BLOCK_FRAMES - frames % LEVEL_BLOCK_FRAMES
-    if isinstance(frames, int):  # else a tracer's symbol, for which one block is a special case
+    if isinstance(frames, int):  # not a tracer's symbol, which would make one block a special case
         size = min(frames, LEVEL_BLOCK_FRAMES)
         padding = -frames % size
     blocks = nn.functional.pad(terms, (0, padding)).reshape(*terms.shape[:2], -1, size)

@@ -30,7 +30,7 @@ import soxr
 from sbkit.audio import decode
 from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.decode import CUT, Block, ReadOptions, Signal, check_rate, check_values
+from sbkit.audio.decode import CUT_NOTE, Block, ReadOptions, Signal, check_rate, check_values
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import listed, note_once, plural
 from sbkit.base.ranges import DAY
@@ -97,8 +97,8 @@ class AudioSpan(NamedTuple):
 def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path]:
     """List the audio files below a folder that match the parts of a glob pattern, sorted.
 
-    A folder that the last part matches is searched to any depth, links included, but none twice.
-    What is hidden, or has an unknown ending, is skipped and counted in a note, unless the pattern
+    A folder that the last part matches is searched to any depth, links included, but no folder
+    twice. Hidden files and unknown endings are skipped and counted in a note, unless the pattern
     names the dot or the ending.
     """
     files, hidden, unknown = set[Path](), set[Path](), set[Path]()
@@ -125,7 +125,7 @@ def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path
             if path.name.startswith(".") and not part.startswith("."):
                 hidden.add(path)
             elif is_folder:
-                # Links come last, so that a folder that also lies here is found without them.
+                # Links come last, so that a folder that is also reachable directly keeps that path.
                 position = 0 if path.is_symlink() else len(folders)
                 folders.insert(position, (path, inner or ["*"]))
             elif path.suffix.lower() in SUFFIXES or (ending and not has_magic(ending)):
@@ -164,7 +164,7 @@ def read_audio(
 
 
 def _append(content: bytearray, block: Samples, sample_rate: int) -> None:
-    """Append a block to what is held of a file: kilobytes of AMR or FLAC may last for years."""
+    """Append a block, up to a day: kilobytes of AMR or FLAC may contain years of silence."""
     content += block.tobytes()
     if len(content) > 2 * MAX_CLIP_SECONDS * sample_rate:
         raise AudioError("longer than a day", "A clip may last a day. Name its spans in a table.")
@@ -191,7 +191,7 @@ def stream_audio(
 
 def _blocks(audio: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
     name = getattr(audio, "name", None) if isinstance(audio, IOBase) else str(Path(audio))
-    name = name if isinstance(name, str) else "the file"  # that of a temporary one is a number
+    name = name if isinstance(name, str) else "the file"  # a temporary file is named by a number
     if not isinstance(audio, IOBase) and not Path(audio).is_file():
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
@@ -204,7 +204,7 @@ def _blocks(audio: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]
 
 
 def _open(audio: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
-    """Open a file; one that was open before stays open."""
+    """Open a file; a file that the caller opened stays open afterwards."""
     if isinstance(audio, IOBase):
         return nullcontext(cast("BinaryIO", audio))
     return Path(audio).open("rb")
@@ -251,11 +251,11 @@ def read_spans(
 ) -> Iterator[Samples | AudioError]:
     """Read spans of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
-    What is far from a span is not decoded; the samples then differ by at most two steps of int16,
-    and in the noise that decoders of AAC and AC-3 draw. A span that cannot be read gives an error
-    in its place. One that exceeds the file by END_TOLERANCE or less ends with it.
+    Audio far from a span is not decoded; the samples then differ by at most two steps of int16,
+    and in the random noise of AAC and AC-3 decoders. A span that cannot be read gives an error in
+    its place. A span that exceeds the file by END_TOLERANCE or less ends with the file.
 
-    audio: the open file, if not that at the path of the spans.
+    audio: the open file; by default, the file at the path of the spans.
     """
     downmixer = downmixer or Downmixer()
     audio = audio or Path(spans[0].path)
@@ -276,7 +276,7 @@ def _read_near_spans(
 ) -> Iterator[Samples | AudioError]:
     waiting = deque(spans)
     content = bytearray()  # of samples from index `first` on; grows and shrinks in place
-    if skip_seconds is None:  # whole seconds, for samples at the times of those of the whole file
+    if skip_seconds is None:  # whole seconds, so that samples lie at the same times as without
         skip_seconds = max(0, spans[0].start // MICROSECONDS - RESAMPLER_SECONDS)
     first = skip_seconds * sample_rate
 
@@ -302,7 +302,7 @@ def _read_near_spans(
         yield from [error] * len(waiting)
         return
     if skip_seconds and first == skip_seconds * sample_rate and not content:
-        # From its start, to tell how long the file is.
+        # Read from the start, to find out how long the file is.
         yield from _read_near_spans(audio, spans, sample_rate, downmixer, skip_seconds=0)
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
@@ -438,7 +438,7 @@ def _to_channels(samples: npt.NDArray[np.generic], is_live: bool = False) -> Sig
     floats = channels.astype(np.float32) / np.float32(scale)
     peak = check_values("the array", floats)
     if peak > 1 and is_live:
-        note_once(f"note: the array {CUT}.", key=CUT, level=logging.WARNING)
+        note_once(f"note: the array {CUT_NOTE}.", key=CUT_NOTE, level=logging.WARNING)
     return floats if peak <= 1 or is_live else floats / np.float32(peak)
 
 

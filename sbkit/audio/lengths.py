@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-Lengths = TypeVar("Lengths", Tensor, npt.NDArray[np.int64])
+LengthArray = TypeVar("LengthArray", Tensor, npt.NDArray[np.int64])
 
 BUCKETS_PER_OCTAVE = 32  # padded lengths from one power of two to the next
 
@@ -51,7 +51,7 @@ class Subsampling:
         """Count the whole windows in a length, one every ``shift``."""
         return cls(shift, shift - size)
 
-    def count(self, lengths: Lengths) -> Lengths:
+    def count(self, lengths: LengthArray) -> LengthArray:
         # Clipped first: integer division rounds towards zero in ONNX, and down in torch.
         return (lengths + self.offset).clip(min=0) // self.stride
 
@@ -78,7 +78,7 @@ def bucket_of(length: int) -> int:
 def append_silence(
     x: Tensor, lengths: Tensor, count: int, value: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Let a value follow the end of each row: (B, S, ...), (B,) -> (B, S + count, ...), (B,)."""
+    """Append ``count`` values to each row: (B, S, ...), (B,) -> (B, S + count, ...), (B,)."""
     if count == 0:
         return x, lengths
     x = pad(x, (*(0, 0) * (x.ndim - 2), 0, count))

@@ -1,4 +1,4 @@
-"""Random numbers of an utterance: equal in any batch, on any number of processes, and resumed.
+"""Random numbers that belong to an utterance, in any batch, on any rank and after a resumption.
 
 They follow from the seed, the epoch and the utterance's id, or the step. SplitMix64 (Steele et al.
 2014) computes any number of a sequence directly, so a batch takes a few operations of NumPy.
@@ -17,13 +17,13 @@ from torch import Tensor
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
-Keys = npt.NDArray[np.uint64]
+DrawKeys = npt.NDArray[np.uint64]
 
 
 @dataclass
 class _BatchKeys:
-    utterances: Keys  # (B,)
-    step: Keys  # (1,)
+    utterances: DrawKeys  # (B,)
+    step: DrawKeys  # (1,)
     calls: int = 0  # so that two masks of an utterance differ
 
 
@@ -31,9 +31,9 @@ class _BatchKeys:
 def seeded_draws(
     ids: Sequence[str], *, seed: int = 0, epoch: int = 0, step: int = 0
 ) -> Iterator[None]:
-    """Set the utterances that `draw_uniform` and `draw_for_step` draw for; evaluation has epoch 0.
+    """Seed `draw_uniform` and `draw_for_step` inside the context by utterances and step.
 
-    Without ids, and outside the context, torch's generator draws.
+    Evaluation has epoch 0. Without ids, and outside the context, torch's generator draws.
 
     >>> with seeded_draws(["clip-a", "clip-b"]):
     ...     numbers = draw_uniform(2, 3)
@@ -64,7 +64,7 @@ def draw_for_step(*shape: int) -> Tensor:
     return _draw(_batch.step, 1, shape)[0]
 
 
-def _draw(keys: Keys, rows: int, shape: tuple[int, ...]) -> Tensor:
+def _draw(keys: DrawKeys, rows: int, shape: tuple[int, ...]) -> Tensor:
     if len(keys) != rows:
         return torch.rand(rows, *shape, device="cpu")
     _batch.calls += 1
@@ -74,13 +74,13 @@ def _draw(keys: Keys, rows: int, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(bits.astype(np.float32) / np.float32(1 << 24)).view(rows, *shape)
 
 
-def _mix(x: Keys) -> Keys:
+def _mix(x: DrawKeys) -> DrawKeys:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def _hash(names: Iterable[str]) -> Keys:
+def _hash(names: Iterable[str]) -> DrawKeys:
     digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(b"".join(digests), np.uint64)
 

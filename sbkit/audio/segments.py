@@ -80,25 +80,25 @@ class Segment:
         return round(len(self.samples) / frame_samples)
 
     def end_frame(
-        self, log_probs: LogProbs, frame_samples: int, silent: Collection[int]
+        self, log_probs: LogProbs, frame_samples: int, silent_ids: Collection[int]
     ) -> tuple[int, int]:
-        """Return where to end log-probabilities (U, V), and how many frames the next skips."""
+        """Return where to end log-probabilities (U, V), and how many frames the next one skips."""
         if not self.overlap:
             return len(log_probs), 0
-        log_probs = log_probs[: self.num_frames(frame_samples)]  # without those of the zeros
+        log_probs = log_probs[: self.num_frames(frame_samples)]  # without appended silence
         num_frames = len(log_probs)
         next_segment_frame = (self.next_start - self.start) // frame_samples
-        end = find_gap(log_probs, num_frames - next_segment_frame, silent)
+        end = find_gap(log_probs, num_frames - next_segment_frame, silent_ids)
         return end, end - next_segment_frame
 
 
 def tail_samples(sample_rate: int) -> int:
-    """Return the zeros that a recognizer reads after a clip, a stream or a turn."""
+    """Count the zeros that a recognizer reads after a clip, a stream or a turn."""
     return seconds_to_samples(TAIL_SECONDS, sample_rate)
 
 
-def longest_whole(eval_batch_seconds: float, sample_rate: int) -> int:
-    """Return the samples of the longest recording that is evaluated whole, not in segments."""
+def max_unsegmented_samples(eval_batch_seconds: float, sample_rate: int) -> int:
+    """Return the length of the longest recording that is evaluated without segments."""
     return seconds_to_samples(max(eval_batch_seconds, MAX_SEGMENT_SECONDS), sample_rate)
 
 
@@ -194,7 +194,7 @@ class Segmenter:
 
 
 class _Cut(NamedTuple):
-    """A pause, and the window of it where a segment may end."""
+    """A pause, and the window in it where a segment may end."""
 
     pause_windows: int
     window: int
@@ -244,17 +244,17 @@ class Pauses:
         return [pause for pause in pauses if pause[1] > pause[0]]
 
 
-def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
+def find_gap(log_probs: LogProbs, overlap: int, silent_ids: Collection[int]) -> int:
     """Return the frame at which to cut log-probabilities (U, V): the middle of the longest gap.
 
     Only the middle half of the last ``overlap`` frames is searched. If all of them have tokens
     of speech, the first one is returned.
 
-    silent: the tokens without speech, blank and space.
+    silent_ids: the tokens without speech, blank and space.
     """
     first = len(log_probs) - 3 * overlap // 4
     last = len(log_probs) - overlap // 4
-    spoken = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent)))
-    edges = np.concatenate([[-1], spoken, [last - first]])
+    spoken_frames = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent_ids)))
+    edges = np.concatenate([[-1], spoken_frames, [last - first]])
     longest = int(np.argmax(np.diff(edges)))
     return first + int(edges[longest] + edges[longest + 1] + 1) // 2

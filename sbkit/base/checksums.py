@@ -59,7 +59,7 @@ def find_damage(folder: Path) -> str | None:
     if not expected:
         return f"its {CHECKSUMS} cannot be read"
     for name, digest in expected.items():
-        if not (folder / name).is_file():  # reading a device would never end, a pipe never begin
+        if not (folder / name).is_file():  # reading a pipe or a device might never end
             return f"{name} is missing"
         if checksum(folder / name) != digest:
             return f"{name} is not what was written"

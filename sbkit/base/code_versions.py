@@ -12,25 +12,25 @@ from sbkit.base.versions import AUDIO_PACKAGES, TEXT_PACKAGES, package_versions
 
 
 class CodeVersion(NamedTuple):
-    """The number of some code, and the digest of its files when that was decided."""
+    """The version number of some code, and the digest of its files at that version."""
 
     number: int
     digest: str
 
 
-# By the name of the cached result
+# By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "76337bd1658d645d"),
-    "releases": CodeVersion(1, "975d10af13bfb792"),
-    "text": CodeVersion(8, "ccf2aa9cbd2f1f08"),
-    "token_counts": CodeVersion(1, "09d86703149c525b"),
-    "symbols": CodeVersion(2, "29749a55689bb55d"),
+    "corpus": CodeVersion(3, "4a1b20011e462349"),
+    "releases": CodeVersion(1, "2dbc33177ac4c396"),
+    "text": CodeVersion(8, "8d318b804d9b3566"),
+    "token_counts": CodeVersion(1, "9a447a56815ab23d"),
+    "symbols": CodeVersion(2, "6f7ddd5932cb392a"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
-    "speech": CodeVersion(1, "a648ab128536546b"),
-    "data_report": CodeVersion(2, "53d357e1cfbfe9c2"),
+    "speech": CodeVersion(1, "eef73bc3b331e39e"),
+    "data_report": CodeVersion(2, "8a178ed232e0d92e"),
 }
-# Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
-# files, and those that they import.
+# Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that
+# writes a corpus: these files and the files that they import.
 CODE_FILES: Mapping[str, tuple[str, ...]] = {
     "corpus": ("sbkit/data/prepared.py", "recipes/*/corpus.py"),
     "releases": ("recipes/debian/*.py", "recipes/AsteriskPrompts/*.py", "recipes/FestvoxRu/*.py"),
@@ -58,5 +58,5 @@ def versions_of_code(name: str = "corpus") -> dict[str, Any]:
     """Return the versions of code, of Python, and of the packages that read rows or texts."""
     packages = package_versions((*AUDIO_PACKAGES, *TEXT_PACKAGES))
     python = ".".join(platform.python_version_tuple()[:2])
-    number = CODE_VERSIONS[name].number if name in CODE_VERSIONS else 0  # a recipe's own fact
+    number = CODE_VERSIONS[name].number if name in CODE_VERSIONS else 0  # 0: named by a recipe
     return {"code": number, "python": python, "packages": packages}

@@ -45,7 +45,7 @@ class SbkitError(Exception):
 
 @contextmanager
 def concerning(*keys: str | int) -> Iterator[None]:
-    """Let an SbkitError of the block concern these keys, unless it concerns others."""
+    """Attach these keys to an SbkitError raised in the block, unless it has keys already."""
     try:
         yield
     except SbkitError as error:
@@ -59,17 +59,17 @@ def translate(
     to: Callable[[str], SbkitError],
     sentence: Callable[[Any], str | None] | str,
     *,
-    passing: tuple[type[Exception], ...] = (),
+    unchanged: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
     """Raise ``to(sentence)`` in place of one of ``errors``, except an SbkitError.
 
     sentence: may be a function of the error, which is raised unchanged if that returns None.
-    passing: other errors that are raised unchanged, such as CODE_FAULTS.
+    unchanged: errors that pass as they are, such as CODE_FAULTS.
     """
     try:
         yield
     except errors as error:
-        if isinstance(error, (SbkitError, *passing)):
+        if isinstance(error, (SbkitError, *unchanged)):
             raise
         message = sentence if isinstance(sentence, str) else sentence(error)
         if message is None:
@@ -78,7 +78,7 @@ def translate(
 
 
 class OtherRankError(SbkitError):
-    """Raised on the ranks that end because another one has ended, which reports its error.
+    """Raised on ranks that end because another rank has ended; that rank reports its error.
 
     code: the exit code of that rank.
     """
@@ -112,10 +112,10 @@ class BundleError(SbkitError):
 
 
 class ExportError(BundleError):
-    """Raised by `Run.train` at its end, with its results written, if no bundle holds the model."""
+    """Raised at the end of `Run.train` if the results are written, but no bundle is."""
 
     exit_code = PARTLY_DONE
 
 
 class DeviceError(SbkitError):
-    """Raised for a device, a precision or a runtime that is not available as asked."""
+    """Raised if a requested device, precision or runtime is not available."""

@@ -34,16 +34,19 @@ HUGGINGFACE = "huggingface"  # in a bundle: a model that transformers runs
 TEMPORARY_NAMES = ".sbkit-*.tmp"  # of unfinished files and folders
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
-# After this time without a change, an unfinished folder is taken for that of a killed process.
+# An unfinished folder that has not changed for this long was left behind by a killed process.
 ABANDONED_SECONDS = 86_400
-# Errors of fsync on a file system that has it for files only, or not at all: CIFS, 9p, some FUSE.
+# Errors of fsync on file systems that have it for files only, or not at all: CIFS, 9p, some FUSE.
 FSYNC_REFUSALS = (
     *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
 MAX_TEXT_BYTES = 1 << 31  # the largest text, such as a table of Kaldi
 MAX_FILE_BYTES = 1 << 25  # the largest file of a bundle or a run, except for these suffixes
-MAX_BYTES = {".yaml": 1 << 20, ".jsonl": 1 << 31, ".ckpt": 1 << 36, ".safetensors": 1 << 36}
+MAX_BYTES_BY_SUFFIX = {
+    **{".yaml": 1 << 20, ".jsonl": 1 << 31},
+    **{".ckpt": 1 << 36, ".safetensors": 1 << 36},
+}
 LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
 POINTER_FAULT = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository."
 Fields = TypeVar("Fields")  # a dataclass
@@ -61,7 +64,7 @@ def os_errors_name(path: Path) -> Iterator[None]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run; a missing one is not."""
+    """Return whether a path is an existing run folder."""
     return (folder / RUN_YAML).is_file() and (folder / RUN_CONFIG_FILE).is_file()
 
 
@@ -169,7 +172,7 @@ def _to_plain(value: Any) -> object:
 
 
 def from_plain(cls: type[Fields], values: Any) -> Fields:
-    """Make a dataclass from what JSON holds of its fields; a ValueError names the wrong field."""
+    """Make a dataclass from its fields as read from JSON; a ValueError names a wrong field."""
     if not isinstance(values, dict):
         raise ValueError(f"it is {repr(values)[:40]}, which has no fields")
     class_: Any = cls
@@ -177,13 +180,13 @@ def from_plain(cls: type[Fields], values: Any) -> Fields:
     required = {f.name for f in fields(class_) if f.default is f.default_factory is MISSING}
     for name in sorted((required - values.keys()) | (values.keys() - names)):
         raise ValueError(f"its {name} is {'unknown' if name in values else 'missing'}")
-    kinds = get_type_hints(cls)
-    return cls(**{name: _convert(name, value, kinds[name]) for name, value in values.items()})
+    types = get_type_hints(cls)
+    return cls(**{name: _convert(name, value, types[name]) for name, value in values.items()})
 
 
-def _convert(name: str, value: Any, kind: Any) -> Any:
-    """Return a value of JSON as a field of this kind holds it."""
-    for option in get_args(kind) if isinstance(kind, UnionType) else [kind]:
+def _convert(name: str, value: Any, field_type: Any) -> Any:
+    """Convert a value read from JSON to the type of the named field."""
+    for option in get_args(field_type) if isinstance(field_type, UnionType) else [field_type]:
         container, inner = get_origin(option), get_args(option)
         if option in (Any, type(value)) or (option is float and type(value) is int):
             return value
@@ -205,7 +208,7 @@ def fsync(descriptor: int) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk; as `fsync`."""
+    """Wait until a file, or the list of a folder's files, is on the disk, like `fsync`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fsync(descriptor)
@@ -214,7 +217,7 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Wait until a folder and all its files are on the disk; as `fsync`."""
+    """Wait until a folder and all its files are on the disk, like `fsync`."""
     for path in [*folder.rglob("*"), folder]:
         fsync_path(path)
 
@@ -225,7 +228,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
     If another process has finished ``folder`` first, its result stays and ours is removed. Folders
     that killed processes left are removed when nothing in them has changed for a day.
-    An OSError, such as that of a full disk, names ``folder``.
+    An OSError, for example from a full disk, names ``folder``.
     """
     temporary = temporary_path(folder)
     try:
@@ -251,7 +254,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def open_lock(folder: Path) -> int:
-    """Open the lock file of a folder: on NFS, locks of the folder itself hold on one machine."""
+    """Open a folder's lock file; on NFS, locking the folder itself excludes no other machine."""
     return os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
 
 
@@ -269,12 +272,11 @@ def try_lock(descriptor: int, *, if_unsupported: bool = True) -> bool:
 
 
 def _lock(descriptor: int, kind: int, *, wait: bool) -> None:
-    """Lock a file by fcntl, for as long as it is open; a kernel without such locks has `flock`.
+    """Lock an open file with fcntl, or with `flock` on kernels that lack open-file locks.
 
-    NFS servers know these locks. They belong to the open file, so that two threads exclude each
-    other, too.
+    NFS servers support locks of fcntl. Open-file locks exclude two threads of one process as well.
     """
-    lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)  # struct flock: of the whole file
+    lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)  # struct flock: the whole file
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, lock)
     except OSError as error:
@@ -290,8 +292,10 @@ def task_lock(
 ) -> Iterator[bool]:
     """Hold the lock of a named task; yield whether this process holds it.
 
-    wait: until no other process holds the lock. On a disk without locks, every process holds it.
-    on_wait: is called before that with a name of the process that holds it.
+    On a disk without locks, every process holds the lock.
+
+    wait: wait while another process holds the lock; otherwise yield False.
+    on_wait: called before waiting, with the name of the process that holds the lock.
     """
     file = folder / f"{LOCK_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
     while True:
@@ -331,9 +335,9 @@ def _is_at(path: Path, descriptor: int) -> bool:
 def read_regular(
     path: Path, *, max_bytes: int | None = None, subject: str, follow_links: bool = False
 ) -> bytes:
-    """Read a file, but no pipe and no device: reading these might never end.
+    """Read a regular file; refuse a pipe or a device, because reading it might never end.
 
-    max_bytes: by default that of MAX_BYTES.
+    max_bytes: by default the limit in MAX_BYTES_BY_SUFFIX.
     subject: the subject of an error's first sentence, such as "The vocabulary".
     """
     try:
@@ -344,7 +348,7 @@ def read_regular(
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file of a run folder, which may be a stranger's; errors are `require_regular`'s."""
+    """Read a file of a run folder, which may be a stranger's; raise as `require_regular` does."""
     require_regular(path, subject=f"A run's {path.name}")
     return path.read_bytes()
 
@@ -360,7 +364,7 @@ def require_regular(
     status = path.stat(follow_symlinks=follow_links)
     if not stat.S_ISREG(status.st_mode):
         raise _unreadable(subject, path, "it is not a regular file")
-    max_bytes = max_bytes or MAX_BYTES.get(path.suffix, MAX_FILE_BYTES)
+    max_bytes = max_bytes or MAX_BYTES_BY_SUFFIX.get(path.suffix, MAX_FILE_BYTES)
     if status.st_size > max_bytes:
         raise SbkitError(
             f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}."
@@ -368,7 +372,7 @@ def require_regular(
 
 
 def pointer_sentence(file: Path | str) -> str | None:
-    """Say that a file is a pointer of git-lfs, as in a clone without it; None if it is none."""
+    """Return an error for a pointer of git-lfs, as in a clone without it; None for other files."""
     with suppress(OSError, ValueError), Path(file).open("rb") as content:
         if content.read(len(LFS_VERSION)) == LFS_VERSION:
             return f"{file} {POINTER_FAULT}"
@@ -378,7 +382,7 @@ def pointer_sentence(file: Path | str) -> str | None:
 def parsing_errors(
     file: Path | str, requirement: str, *, fix: str, is_json: bool = False
 ) -> AbstractContextManager[None]:
-    """Turn what a parser raises into SbkitError: "FILE must REQUIREMENT, but ... FIX".
+    """Turn a parser's exceptions into SbkitError: "FILE must REQUIREMENT, but ... FIX".
 
     is_json: whether fields are read from JSON, where a TypeError means a value of another type.
     """
@@ -390,7 +394,7 @@ def parsing_errors(
         fault = f"{file} must {requirement}, but cannot be read ({name}: {reason}). {fix}"
         return pointer_sentence(file) or fault
 
-    return translate(Exception, SbkitError, describe, passing=() if is_json else CODE_FAULTS)
+    return translate(Exception, SbkitError, describe, unchanged=() if is_json else CODE_FAULTS)
 
 
 def read_text_lines(path: Path, *, subject: str) -> list[str]:

@@ -38,10 +38,10 @@ def require_package(name: str, *, extra: str) -> ModuleType:
 
 
 def explain_torchaudio(error: Exception) -> str:
-    """Explain why torchaudio, which speechbrain imports, cannot be, and which commands help.
+    """Explain why torchaudio, which speechbrain imports, cannot be imported, and how to install it.
 
-    Wheels of torchaudio 2.11.0 refuse any CUDA but 13.0, that of torch 2.11 to 2.14; those of
-    2.11.1 any but 13.2, that of torch 2.15. Neither can be loaded beside a torch without CUDA.
+    The wheel of torchaudio 2.11.0 accepts only CUDA 13.0, which torch 2.11 to 2.14 use; the wheel
+    of 2.11.1 accepts only CUDA 13.2, which torch 2.15 uses. Neither accepts a torch without CUDA.
     """
     from sbkit.base.versions import versions  # importlib.metadata takes 30 ms
 
@@ -62,7 +62,7 @@ def explain_torchaudio(error: Exception) -> str:
 # -- the user's modules ----------------------------------------------------------------------------
 
 _code: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # the code that each module runs
-_yaml_folders: list[str] = []  # the entries of sys.path that YAMLs brought, the last one's first
+_yaml_folders: list[str] = []  # entries of sys.path added for YAMLs, the latest first
 
 
 class BundledModule(SourceFileLoader):
@@ -81,9 +81,9 @@ def _variables(name: str) -> dict[str, Any]:
 
 
 def code_of(name: str) -> bytes | None:
-    """Return the code that an imported module runs, even if its file was edited after a run.
+    """Return the code that an imported module runs, even if its file is edited later.
 
-    None for a compiled module. Of a file that was edited before, it is what the file holds now.
+    None for a compiled module. If the file was edited before the first call, its new content.
     """
     loader, file = _variables(name).get("__loader__"), _variables(name).get("__file__") or ""
     if isinstance(loader, BundledModule):
@@ -100,11 +100,11 @@ def code_of(name: str) -> bytes | None:
 
 
 def user_code(*names: str, with_unimported: bool = False) -> dict[str, bytes]:
-    """Return the code of modules of the user's and of those of theirs that they import, by name.
+    """Return the code of the user's modules, and of the user's modules that they import, by name.
 
-    Empty for a module that is not imported, and for one of sbkit, recipes or an installed package.
+    Modules that are not imported are left out, and so are sbkit, recipes and installed packages.
 
-    with_unimported: add the code, as it is now, of those that are not imported, and of packages.
+    with_unimported: add modules that are not imported, as their files are now, and packages.
     """
     code_by_name: dict[str, bytes] = {}
     pending, seen = [*names], {"", "__main__"}
@@ -127,7 +127,7 @@ def user_code(*names: str, with_unimported: bool = False) -> dict[str, bytes]:
 
 
 def user_digests(*names: str) -> dict[str, str]:
-    """Return a digest of each module of the user's that names reach, of unimported ones as well."""
+    """Return a digest of each of the user's modules that these import, imported yet or not."""
     code_by_name = user_code(*names, with_unimported=True)
     return {name: sha256(code).hexdigest() for name, code in sorted(code_by_name.items())}
 
@@ -152,13 +152,13 @@ def _code_file(spec: ModuleSpec | None) -> Path | None:
     return file if file.suffix == ".py" and file.is_file() else None
 
 
-@lru_cache(maxsize=1000)  # the modules of a YAML, which are asked for a dozen times
+@lru_cache(maxsize=1000)  # each module of a YAML is looked up a dozen times
 def imported_modules(code: bytes, package: str = "") -> frozenset[str]:
-    """Return the modules that code imports when it runs, not those for type checkers.
+    """Return the modules that code imports when it runs, without imports for type checkers only.
 
-    Other names of `from MODULE import NAME` are among them, because they may be modules.
+    MODULE.NAME of each `from MODULE import NAME` is included, because it may be a module.
 
-    package: in which relative imports are looked up; without it they are left out.
+    package: the package of the code, to which relative imports refer; without it they are skipped.
     """
     nodes: list[ast.AST] = []
     with suppress(SyntaxError):  # importing it will raise the error, with its file
@@ -177,31 +177,32 @@ def imported_modules(code: bytes, package: str = "") -> frozenset[str]:
     return frozenset(names)
 
 
-def dotted_path(kind: type) -> str:
+def dotted_path(class_: type) -> str:
     """Return the path that a class is imported by."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{class_.__module__}.{class_.__qualname__}"
 
 
 def search_folders(folders: Collection[str] = ()) -> None:
-    """Search the folders of a YAML for modules: after Python's, and before those of other YAMLs.
+    """Make Python search a YAML's folders for modules, after its own and before other YAMLs'.
 
     The working folder is searched as well, unless it lies in a run folder.
     """
     cwd = Path.cwd()
     folders = [*folders, *([] if any(map(is_run, (cwd, *cwd.parents))) else [str(cwd)])]
     entries = [entry for entry in sys.path if entry not in _yaml_folders]
-    own = [folder for folder in folders if folder not in entries]
-    _yaml_folders[:] = dict.fromkeys([*own, *_yaml_folders])
+    new_folders = [folder for folder in folders if folder not in entries]
+    _yaml_folders[:] = dict.fromkeys([*new_folders, *_yaml_folders])
     sys.path[:] = [*entries, *_yaml_folders]
 
 
 def require_unedited(*names: str) -> None:
     """Refuse modules of the user's that were edited after they were imported.
 
-    A file is compared with what was first read of it, and its functions and methods, compiled anew,
-    with those that run. Another file that Python would import now is refused as well.
+    A file is compared with its content when it was first read; its functions and methods, compiled
+    again, are compared with the running ones. A module is also refused if Python would now import
+    another file.
 
-    names: modules, or classes in them. Those of the user's that they import count, too.
+    names: modules, or classes in them; the user's modules that they import are checked as well.
     """
     invalidate_caches()
     for name, code in user_code(*names, with_unimported=True).items():
@@ -219,9 +220,9 @@ def require_unedited(*names: str) -> None:
 
 
 def _runs(module: ModuleType, code: bytes) -> bool:
-    """Return whether the functions and methods of a module are among those of its code."""
+    """Return whether this code has every function and method that a module runs."""
     if type(module.__loader__) is not SourceFileLoader:
-        return True  # a bundle's is, and an import hook, such as pytest's, has changed them
+        return True  # a bundle's module runs its own code; a hook such as pytest's changes code
     file = str(module.__file__)
     compiled: set[CodeType] = set()
     try:
@@ -232,10 +233,10 @@ def _runs(module: ModuleType, code: bytes) -> bool:
         block = pending.pop()
         compiled.add(block)
         pending += [inner for inner in block.co_consts if isinstance(inner, CodeType)]
-    return all(block in compiled for block in _running(module) if block.co_filename == file)
+    return all(block in compiled for block in _functions_of(module) if block.co_filename == file)
 
 
-def _running(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]:
+def _functions_of(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]:
     """Yield the code of the functions of a module or a class, and of classes in it."""
     for value in vars(owner).values():
         function: Any = value.fget if isinstance(value, property) else value
@@ -244,7 +245,7 @@ def _running(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]
         if isinstance(function, FunctionType):
             yield getattr(unwrap(function), "__code__", function.__code__)
         elif isinstance(value, type) and value.__qualname__.rpartition(".")[0] == qualname:
-            yield from _running(value, value.__qualname__)
+            yield from _functions_of(value, value.__qualname__)
 
 
 # -- `--import` ------------------------------------------------------------------------------------
@@ -266,13 +267,13 @@ def import_user_modules(
     search_folders()  # the installed command does not search the working folder
     folders = {folder.resolve() for folder in bundles}
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() not in folders]
-    held = [
+    bundled = [
         BundledModule(name, str(folder / f"{name}.py"), code)
         for folder, code_by_name in bundles.items()
         for name, code in code_by_name.items()
     ]
-    missing = [loader for loader in held if getattr(_find(loader.name), "origin", None) is None]
-    loaders = {loader.name: loader for loader in reversed(missing)}  # the first bundle wins
+    unfound = [loader for loader in bundled if getattr(_find(loader.name), "origin", None) is None]
+    loaders = {loader.name: loader for loader in reversed(unfound)}  # the first bundle wins
     try:
         for name in sorted(names, key=loaders.__contains__, reverse=True):
             if name not in sys.modules:
@@ -287,14 +288,14 @@ def import_user_modules(
             f"The user's module {name} cannot be imported: it raised {type(error).__name__} "
             f"({error}). Start in the folder of {name}.py, or put that folder on PYTHONPATH."
         ) from error
-    for loader in held:
+    for loader in bundled:
         running: Any = _variables(loader.name).get("__loader__")
         if isinstance(running, BundledModule) and running.code != loader.code:
             raise ConfigError(
                 f"The module {loader.name} is {running.path}, but {loader.path} is another module "
-                "of that name. Restart this process."
+                "with the same name. Restart this process."
             )
-    code_by_name = {loader.name: loader.code for loader in held}  # as before any later edit
+    code_by_name = {loader.name: loader.code for loader in bundled}  # without later edits
     require_unedited(*(name for name in names if code_of(name) != code_by_name.get(name)))
     return frozenset(names)
 

@@ -1,4 +1,4 @@
-"""Which source files are those of installed packages, of Python and of sbkit."""
+"""Tell the source files of Python, installed packages and sbkit from the user's."""
 
 import os
 import re
@@ -17,6 +17,6 @@ INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by 
 
 
 def is_library(path: str) -> bool:
-    """Return whether the source of a module, or its folder, is no file of the user's."""
-    is_ours = path.startswith(("<frozen", *LIBRARIES))
-    return is_ours or bool(INSTALLED.search(f"{path}{os.sep}"))
+    """Return whether a module's file or folder belongs to Python, a package or sbkit."""
+    is_in_library = path.startswith(("<frozen", *LIBRARIES))
+    return is_in_library or bool(INSTALLED.search(f"{path}{os.sep}"))

@@ -50,10 +50,10 @@ def allowed_cores() -> int:
 
 def available_memory() -> int:
     """Return the bytes that this process could still allocate; `sys.maxsize` without /proc."""
-    of_version_1 = _cgroup_files("memory.limit_in_bytes", controller="memory")
+    version_1_files = _cgroup_files("memory.limit_in_bytes", controller="memory")
     free_bytes = [
         int(limit) - _used_memory(file.parent)
-        for file in [*_cgroup_files("memory.max"), *of_version_1]
+        for file in [*_cgroup_files("memory.max"), *version_1_files]
         if (limit := file.read_text().strip()) != "max"
     ]
     if MEMORY_INFO.exists():
@@ -63,7 +63,7 @@ def available_memory() -> int:
 
 
 def _used_memory(group: Path) -> int:
-    """Return the bytes that a cgroup holds, without files in the cache, which the kernel drops."""
+    """Return the bytes that a cgroup uses, without cached files, which the kernel can drop."""
     files = (group / name for name in ("memory.current", "memory.usage_in_bytes", "memory.stat"))
     text = "\n".join(file.read_text() for file in files if file.exists())
     used, cached = (
@@ -78,7 +78,7 @@ def _cgroup_files(name: str, *, controller: str = "") -> Iterator[Path]:
 
     Inside a container the process's own group appears as the root.
 
-    controller: of version 1, which has a tree of groups for each; "" for version 2.
+    controller: a controller of version 1, where each has its own tree of groups; "" for version 2.
     """
     membership = CGROUP_OF_PROCESS.read_text() if CGROUP_OF_PROCESS.exists() else ""
     for line in membership.splitlines():
@@ -98,28 +98,28 @@ def cpu_name() -> str:
 
 @dataclass(frozen=True)
 class NvidiaDriver:
-    """The facts that NVIDIA's driver reports; an empty text for each that it does not."""
+    """The facts that NVIDIA's driver reports; an empty text stands for a missing fact."""
 
-    version: str = ""  # that of its kernel module
-    cuda: str = ""  # the newest CUDA that its library supports
-    failure: str = ""  # why it shows this process no GPU
+    version: str = ""  # of the kernel module
+    cuda: str = ""  # the newest CUDA that the driver's library supports
+    failure: str = ""  # why the driver shows no GPU to this process
 
 
 def read_driver() -> NvidiaDriver | None:
     """Ask NVIDIA's driver, as torch and onnxruntime do; None if the machine has none."""
     text = KERNEL_MODULE.read_text() if KERNEL_MODULE.exists() else ""
     version = match[0] if (match := re.search(r"\d+\.[\d.]*\d", text)) else ""
-    number, count, words = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
+    cuda, num_gpus, reason = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
     try:
         library = ctypes.CDLL(DRIVER)
-        library.cuDriverGetVersion(ctypes.byref(number))
-        code = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
-        library.cuGetErrorString(code, ctypes.byref(words))
+        library.cuDriverGetVersion(ctypes.byref(cuda))  # 13020 for 13.2
+        code = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(num_gpus))
+        library.cuGetErrorString(code, ctypes.byref(reason))
     except (OSError, AttributeError) as error:  # AttributeError: another library of that name
         is_missing = not version and "no such file" in str(error).lower()
         return None if is_missing else NvidiaDriver(version, failure=str(error))
-    failure = "" if count.value else (words.value or b"unknown error").decode()
-    return NvidiaDriver(version, f"{number.value // 1000}.{number.value % 1000 // 10}", failure)
+    failure = "" if num_gpus.value else (reason.value or b"unknown error").decode()
+    return NvidiaDriver(version, f"{cuda.value // 1000}.{cuda.value % 1000 // 10}", failure)
 
 
 def why_no_cuda(runtime: str) -> str | None:
@@ -128,9 +128,9 @@ def why_no_cuda(runtime: str) -> str | None:
     The first sentence has no versions, because `/health/ready` shows it to everybody.
     """
     if runtime == ONNX:
-        package, needed = "onnxruntime-gpu", None
+        package, package_cuda = "onnxruntime-gpu", None
         if PROVIDERS["cuda"] in available_providers():
-            needed = getattr(sys.modules["onnxruntime"], "cuda_version", "")
+            package_cuda = getattr(sys.modules["onnxruntime"], "cuda_version", "")
     elif not has_torch():
         return "torch is not installed. Install it, or use the runtime onnx"
     else:
@@ -138,26 +138,27 @@ def why_no_cuda(runtime: str) -> str | None:
 
         if torch.cuda.is_available():
             return None
-        package, needed = "torch", torch.version.cuda
+        package, package_cuda = "torch", torch.version.cuda
     driver = read_driver() or NvidiaDriver(failure=f"{DRIVER} cannot be loaded")
     if not driver.cuda:
         advice = "Install one, or start the container with its GPUs"
         return f"there is no NVIDIA driver. {advice} ({driver.failure})"
     facts = f"driver {driver.version or 'of unknown version'} supports CUDA {driver.cuda}"
     newest = driver.cuda.partition(".")[0]
-    fitting = f"install {package} for CUDA {newest}"
+    install = f"install {package} for CUDA {newest}"
     if driver.failure:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
         facts += f", but says {driver.failure}; CUDA_VISIBLE_DEVICES is {visible}"
         return f"NVIDIA's driver shows no GPU. Compare `nvidia-smi` ({facts})"
-    if needed is None:
+    if package_cuda is None:
         cause = f"there is no {package} with CUDA, or another wheel hides it"
-        return f"{cause}. Uninstall each, and {fitting} ({facts})"
-    if needed and int(needed.partition(".")[0]) > int(newest):
+        return f"{cause}. Uninstall each, and {install} ({facts})"
+    if package_cuda and int(package_cuda.partition(".")[0]) > int(newest):
         cause = f"NVIDIA's driver is too old for {package}"
-        return f"{cause}. Update it, or {fitting} ({facts}, {package} needs {needed})"
-    surprise = f"torch finds no GPU, but NVIDIA's driver does. Compare `nvidia-smi` ({facts})"
-    return None if runtime == ONNX else surprise
+        return f"{cause}. Update it, or {install} ({facts}, {package} needs {package_cuda})"
+    if runtime == ONNX:
+        return None
+    return f"torch finds no GPU, but NVIDIA's driver does. Compare `nvidia-smi` ({facts})"
 
 
 def warn_of_unused_gpu(runtime: str) -> str | None:

@@ -27,7 +27,7 @@ FOREIGN_NAMES = {
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 logger = logging.getLogger(__name__)
-noted: set[str] = set()
+logged_notes: set[str] = set()  # their keys
 
 
 def plural(count: int, word: str, words: str = "") -> str:
@@ -42,7 +42,7 @@ def plural(count: int, word: str, words: str = "") -> str:
 def listed(
     names: Iterable[object], *, max_names: int = MAX_LISTED_NAMES, separator: str = ", "
 ) -> str:
-    """Write the first names of a list and the number of the others.
+    """Write the first names of a list, and how many more there are.
 
     >>> listed("abcde")
     'a, b, c and 2 more'
@@ -77,9 +77,9 @@ def shorten(text: str, max_characters: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 
 def note_once(note: str, *, key: str = "", level: int = logging.INFO) -> None:
-    """Log a note unless one with the same key, by default the same note, was logged."""
-    if (key or note) not in noted:
-        noted.add(key or note)
+    """Log a note unless a note with the same key was logged; the key is by default the note."""
+    if (key or note) not in logged_notes:
+        logged_notes.add(key or note)
         logger.log(level, note)
 
 

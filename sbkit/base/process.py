@@ -36,19 +36,19 @@ from sbkit.base.threads_and_memory import SpinSwitch
 from sbkit.base.user_folders import prepare_user
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-# The first rank prints its error this much earlier than the others. On a busy machine it was more
-# than 3 s later than another one.
+# The other ranks print their errors this much later than the first rank, whose error counts. On a
+# busy machine, the first rank failed more than 3 s after another one.
 OTHER_RANKS_DELAY = 10.0  # seconds
 SAVED_FILE = "SBKIT_SAVED_FILE"  # variable of a launcher: a file that each saved checkpoint touches
 OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
 }
-# torch passes on a worker's error with its traceback, whose last line is the error itself.
+# torch raises a worker's error again with its traceback, whose last line is the error itself.
 ERROR_OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 LOST_RANK = "gloo.*(Connection (?:reset|closed) by peer|Broken pipe)"
-# Messages of torch and of the system: a pattern, what a user is told with its group as {0} and the
-# message as {1}, and the exit code. The first that fits counts.
+# Messages of torch and of the system: a pattern, the sentence for users and the exit code. In the
+# sentence, {0} is the pattern's group and {1} the message. The first pattern that matches counts.
 FAULTS = (
     (
         "(Too many open files|received 0 items of ancdata)",
@@ -116,7 +116,7 @@ def _run_to_exit_code(main: Callable[[], int | None]) -> int:
 
 
 def report_error(error: Exception, addition: str = "") -> None:
-    """Print an error as one sentence if a user can fix it, else with its calls."""
+    """Print an error as one sentence if a user can fix it, else with its traceback."""
     user_error = as_user_error(error)
     if user_error is None:
         traceback.print_exception(error)
@@ -157,12 +157,12 @@ class _DroppingStream:
 
 @contextmanager
 def drop_unwritable(*names: str) -> Iterator[None]:
-    """Drop text that a stream cannot take inside the block: a disk is full, a terminal lost.
+    """Drop text that a stream refuses inside the block, because a disk is full or a terminal lost.
 
-    names: of the streams that hold no result, `stdout` or `stderr`.
+    names: `stdout` or `stderr`, if it carries no result.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # a new file takes the lowest descriptor, the missing one
+        if getattr(sys, name) is None:  # a new file gets the lowest free descriptor: this one's
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
     streams = {name: getattr(sys, name) for name in names}
     for name, stream in streams.items():
@@ -176,7 +176,7 @@ def drop_unwritable(*names: str) -> Iterator[None]:
 
 
 def _give_up_if_lost(stream: TextIO) -> None:
-    """Connect a lost output to /dev/null: Python would flush it at its end, and exit with 120."""
+    """Connect a lost output to /dev/null; otherwise Python would fail to flush it, and exit 120."""
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -195,30 +195,30 @@ def exit_code(error: BaseException) -> int:
             return INTERRUPTED
         case SystemExit(code=int() | None as code):
             return code or 0
-        case Exception() if not is_temporary(error) and (explained := as_user_error(error)):
-            return explained.exit_code
+        case Exception() if not is_temporary(error) and (user_error := as_user_error(error)):
+            return user_error.exit_code
     return FAILED
 
 
 def as_user_error(error: Exception) -> SbkitError | None:
     """Return an explanation if a user can fix the error: input, files, memory, a lost rank."""
     text = error.message if isinstance(error, SbkitError) else str(error)
-    is_of_worker = ERROR_OF_WORKER.search(text) is not None
-    if is_of_worker:
+    is_from_worker = ERROR_OF_WORKER.search(text) is not None
+    if is_from_worker:
         text = text.rstrip().splitlines()[-1]
     if isinstance(error, SbkitError):
-        return SbkitError(text.partition(": ")[2]) if is_of_worker else error
+        return SbkitError(text.partition(": ")[2]) if is_from_worker else error
     kind = type(error).__name__
     reason = text.partition("\n")[0][:200] or kind
     if isinstance(error, OSError) and error.filename is not None:
         text = error.strerror or ""  # without the name of the file
     for pattern, sentence, code in FAULTS:
         if match := re.search(pattern, f"{kind}: {text}"):
-            explained = SbkitError(sentence.format(match[1], reason))
-            explained.exit_code = code
-            return explained
+            user_error = SbkitError(sentence.format(match[1], reason))
+            user_error.exit_code = code
+            return user_error
     if isinstance(error, OSError) and (
-        is_of_worker or error.filename is not None or error.errno in OS_ERROR_FIXES
+        is_from_worker or error.filename is not None or error.errno in OS_ERROR_FIXES
     ):
         fix = OS_ERROR_FIXES.get(error.errno or 0, "Check it")
         return SbkitError(
@@ -254,7 +254,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def begin_work(parent: int) -> None:
-    """Prepare a worker process; ``parent`` is the process id of the one that started it.
+    """Prepare a worker process; ``parent`` is the id of the process that started it.
 
     A signal may reach all processes of a job, and the parent decides what follows. If the parent is
     killed, a worker would wait for it forever.

@@ -11,7 +11,7 @@ from typing import Any
 from sbkit.base.errors import ConfigError
 
 DAY = 24 * 60 * 60  # seconds
-# What people write for true and false (yaml.org/type/bool.html); to YAML 1.2, most are text.
+# Words for true and false (yaml.org/type/bool.html); YAML 1.2 reads most of them as text.
 FLAG_WORDS = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False
 )
@@ -30,7 +30,7 @@ class Constraint(Container[object]):
 
 @dataclass(frozen=True, kw_only=True)
 class Range(Constraint):
-    """Numbers of a range, and perhaps null or a word.
+    """Numbers in a range, and optionally null or a word.
 
     >>> share = Range(low=0, high=1, advice="0 is none, 1 is all.")
     >>> 0.5 in share, "half" in share, str(share)
@@ -108,7 +108,7 @@ VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class ValueType(Constraint):
-    """Values that are no numbers: words, and values in one of several `VALUE_FORMS`."""
+    """Values other than numbers: fixed words, and values in one of several `VALUE_FORMS`."""
 
     forms: tuple[str, ...]
     advice: str = field(default="Write text in quotes.", kw_only=True)
@@ -120,7 +120,7 @@ class ValueType(Constraint):
         return " or ".join(self.forms)
 
     def advice_for(self, value: object) -> str:
-        """Say how to correct a value; of text instead of a list, where the brackets belong."""
+        """Say how to correct a value: text in place of a list needs brackets."""
         return f"Write [{value}]." if "[]" in self.forms and isinstance(value, str) else self.advice
 
 
@@ -145,8 +145,8 @@ class Key:
 
     values: the allowed values.
     default: the value if the YAML leaves it out, or REQUIRED.
-    meaning: of a key with a default, for `sbkit config --all` and the page of keys.
-    needs: other keys and the form of their values; without any of these, this one has no effect.
+    meaning: describes a key with a default, in `sbkit config --all` and on the page of keys.
+    needs: other keys and the form of their values; without any of these, the key has no effect.
     """
 
     values: Constraint
@@ -155,8 +155,8 @@ class Key:
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
-# The keys of every run whose YAML names a recipe; a recipe has `ranges` of its own keys, and a
-# class declares the ranges of its arguments as `RANGES`. A YAML of SpeechBrain's has its defaults.
+# The keys of every run whose YAML names a recipe. A recipe declares its own keys as `ranges`, and a
+# class its arguments as `RANGES`. A YAML without a recipe has SpeechBrain's own defaults.
 KEYS: Mapping[str, Key] = {
     "seed": Key(Range(low=0, high=2**63 - 1, integer=True, advice="Pass any such number.")),
     **dict.fromkeys(("compile", "check", "gradient_checkpointing"), Key(FLAG)),
@@ -199,7 +199,7 @@ KEYS: Mapping[str, Key] = {
     "report_by": Key(
         LIST, [], "columns of the data, such as [gender], whose values are scored separately"
     ),
-    # Each worker is a process: without an upper limit a typo would take all memory.
+    # Each worker is a process: without an upper limit, a typo could use up all memory.
     "num_workers": Key(
         Range(low=0, high=1024, integer=True, advice="Pass 0 to read in this process.")
     ),
@@ -224,7 +224,7 @@ KEYS: Mapping[str, Key] = {
     "init_from_differs": Key(
         TEXTS,
         None,
-        "those of sample_rate, compute_features, language and text that init_from need not share",
+        "keys, of sample_rate, compute_features, language and text, that init_from need not share",
         needs={"init_from": "set"},
     ),
     "lr_scale": Key(MAPPING, {}, "factors of lr by part, such as {CNN: 0.1}"),
@@ -245,13 +245,13 @@ KEYS: Mapping[str, Key] = {
     ),
     "stall_seconds": Key(
         Range(low=0, high=DAY, advice="Pass 0 for no watch."),
-        900,  # a failover of Lustre may take as long, while all that read there are blocked
-        "a run without a step for so long plus `store_patience` says where it hangs; 0: never",
+        900,  # a failover of Lustre may take this long and blocks everyone who reads there
+        "seconds without a step, plus `store_patience`, until a run says where it hangs; 0: never",
     ),
     "store_patience": Key(
         Range(low=0, high=DAY, advice="Pass 0 to try once."),
         600,
-        "seconds for which reads and saves are tried again while a store or network disk is away",
+        "seconds to retry reads and saves while a store or network disk is away",
     ),
     # Without a default: SpeechBrain refuses it beside `ckpt_interval_steps`, of optimizer steps.
     "ckpt_interval_minutes": Key(Range(advice="Pass 0 to save only after an epoch.")),  # or below 0
@@ -303,7 +303,7 @@ def require_in_range(
 
 
 def ranges_of(name: str) -> Mapping[str | int, Constraint]:
-    """Return the ranges that the class of a dotted name declares for its arguments, or a recipe."""
+    """Return the ranges that a class declares for its arguments, or a recipe for its keys."""
     try:
         builder: Any = pydoc.locate(name)
     except pydoc.ErrorDuringImport:

@@ -111,7 +111,7 @@ class SpinSwitch:
             self._end_of_team = None
 
     def decide(self, share: float) -> None:
-        """Sleep or spin, given the share of the time in which threads waited for a core."""
+        """Sleep or spin, given the share of time that threads spent waiting for a core."""
         self._quiet_checks = 0 if share > BUSY_SHARE else self._quiet_checks + 1
         if self._quiet_checks == 0:
             self.sleep()  # at every busy check: OpenMP may not have been loaded at the last one

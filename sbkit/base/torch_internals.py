@@ -45,7 +45,7 @@ def set_recompile_limit(limit: int) -> None:
     import_module("torch._dynamo").config.recompile_limit = limit
 
 
-def own_cuda_graphs() -> None:
+def create_cuda_graph_store() -> None:
     """Create this thread's store for the CUDA graphs of compiled code (pytorch #123177).
 
     Before 2.14, torch created it only in the thread that imports the module.

@@ -1,7 +1,7 @@
 """Convert between seconds, samples and frames, with the roundings that all files share.
 
-Windows are those of Kaldi's filterbanks, which deployed runtimes compute: 25 ms every 10 ms, and
-only windows that lie entirely within the audio.
+Windows follow Kaldi's filterbanks, which deployed runtimes compute: 25 ms every 10 ms, and only
+windows that lie entirely within the audio.
 """
 
 from typing import TypeVar
@@ -10,7 +10,7 @@ import numpy as np
 
 from sbkit.base.arrays import Counts
 
-Samples = TypeVar("Samples", int, Counts)  # one count, or an array of them
+SampleCounts = TypeVar("SampleCounts", int, Counts)  # one count, or an array of them
 
 SAMPLE_RATE = 16_000  # samples per second, unless a YAML says otherwise
 WINDOW_MS = 25
@@ -43,7 +43,7 @@ def samples_to_seconds(samples: int, sample_rate: int) -> float:
     return samples / sample_rate
 
 
-def at_speed(samples: Samples, percent: Samples | int) -> Samples:
+def at_speed(samples: SampleCounts, percent: SampleCounts | int) -> SampleCounts:
     """Count the samples left after a change of speed: 110 % leaves ten elevenths."""
     return samples * 100 // percent
 
@@ -51,7 +51,7 @@ def at_speed(samples: Samples, percent: Samples | int) -> Samples:
 def frames_needed(tokens: Counts, lengths: Counts) -> Counts:
     """Count the frames that CTC needs for each of N texts: one per token, and one per repeat.
 
-    tokens: of all texts, one text after the other; lengths: of each text, (N,) -> (N,).
+    tokens: all texts, concatenated; lengths: the tokens of each text, (N,) -> (N,).
     """
     texts = np.repeat(np.arange(len(lengths)), lengths)
     is_repeat = (tokens[1:] == tokens[:-1]) & (texts[1:] == texts[:-1])  # needs a blank before it

@@ -24,7 +24,7 @@ def package_versions(packages: Sequence[str]) -> dict[str, str | None]:
 
 
 def describe_versions() -> str:
-    """Return the version of sbkit, with those of Python and of the packages that a run needs."""
+    """Name the versions of sbkit, Python and the packages that a run needs."""
     packages = [f"{name} {version}" for name, version in versions().items() if name != "sbkit"]
     return f"sbkit {__version__} ({', '.join(packages)})"
 

@@ -183,7 +183,7 @@ class Bundle(BundleContents):
             return self.model.encode(clips)
         segmenter = Segmenter(rate, self.model.samples_per_frame)
         return [
-            encode_in_segments(clip, segmenter, self.tokenizer.silent, self._encode_segment)
+            encode_in_segments(clip, segmenter, self.tokenizer.silent_ids, self._encode_segment)
             if len(clip) > longest
             else self.model.encode([clip])[0]
             for clip in clips
@@ -329,7 +329,7 @@ class Bundle(BundleContents):
 def encode_in_segments(
     clip: Samples,
     segmenter: Segmenter,
-    silent: Collection[int],
+    silent_ids: Collection[int],
     encode: Callable[[Segment], Encoded],
 ) -> Encoded:
     """Run a model on the segments of a clip (S,), and join its outputs to those of one clip."""
@@ -337,7 +337,8 @@ def encode_in_segments(
     skipped = 0  # frames of the segment that belong to the previous one
     for segment in segmenter.split([clip]):
         encoded = encode(segment)
-        end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
+        frame_samples = segmenter.frame_samples
+        end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent_ids)
         if segment.next_start < len(clip):  # only the last segment includes the zeros after it
             end = min(end, segment.num_frames(segmenter.frame_samples))
         outputs.append(encoded.frames(skipped, end))

@@ -18,7 +18,7 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from sbkit.audio.segments import longest_whole
+from sbkit.audio.segments import max_unsegmented_samples
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
@@ -182,7 +182,7 @@ def recordings_to_cut(run: CheckedRun) -> dict[str, list[str]]:
     cuts_dev = run.brain.evaluates_segments  # a recognizer decodes only those of test sets whole
     evaluated = splits.test if cuts_dev else splits.evaluated()
     settings = run.spec.settings
-    max_samples = longest_whole(settings["eval_batch_seconds"], settings["sample_rate"])
+    max_samples = max_unsegmented_samples(settings["eval_batch_seconds"], settings["sample_rate"])
     return {
         name: rows.select(longer)["id"][:]
         for name, rows in evaluated.items()

@@ -12,7 +12,7 @@ from torch import nn
 
 from sbkit.audio.channels import CANCEL
 from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.segments import longest_whole
+from sbkit.audio.segments import max_unsegmented_samples
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.checked_run import CheckedRun, Finding
@@ -234,7 +234,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
     slowest = min(100, *to_percents(settings.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if settings.get("concat_prob", 0) > 0 else 0.0
     splits = run.data.splits
-    longest = longest_whole(settings["eval_batch_seconds"], rate)  # others are segmented
+    longest = max_unsegmented_samples(settings["eval_batch_seconds"], rate)  # others are segmented
     too_long = {}
     for name, split in splits.named().items():
         samples = sample_counts(split)

@@ -26,7 +26,7 @@ from sbkit.check.checked_run import CheckedRun, Finding, finding_at
 from sbkit.checkpoint.checkpointer import PARTS, Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint
 from sbkit.checkpoint.weights import check_same_model, check_weights
-from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
+from sbkit.config.document import plain_value, read_document, referenced_paths, tag_of, walk
 from sbkit.config.hparams import RunSpec, insert_defaults
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.mix import sources_of
@@ -100,9 +100,9 @@ def check_needs(spec: RunSpec) -> Iterator[Finding]:
 
 def _is_given(spec: RunSpec, key: str) -> bool:
     """Return whether the user has set a key, to another value than a YAML of sbkit."""
-    if key in spec.given:
+    if key in spec.user_overrides:
         documents = [read_document(spec.yaml_file)]
-        insert_defaults(documents[0], spec.given)
+        insert_defaults(documents[0], spec.user_overrides)
     else:
         is_copy = len(spec.document.texts) == 1  # perhaps
         documents = [read_document(file) for file in BUILT_IN_YAMLS if is_copy]
@@ -137,7 +137,7 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
 def user_keys(spec: RunSpec) -> Set[str]:
     """Return the keys that the command line or the YAML itself sets."""
     document = spec.document  # that of a run folder has the keys of its base as well
-    return {*spec.given} | (set() if document.is_of_run else document.own_keys)
+    return {*spec.user_overrides} | (set() if document.is_in_run_folder else document.own_keys)
 
 
 def unread_keys(spec: RunSpec, names_read: Set[str]) -> Iterator[str]:
@@ -149,7 +149,7 @@ def unread_keys(spec: RunSpec, names_read: Set[str]) -> Iterator[str]:
     # An override may have replaced the only reference, such as that of `Transformer.dropout`.
     declared = read_document(spec.yaml_file).root
     nodes = (node for root in (document.root, declared) for _, node in walk(root))
-    referenced_keys = {str(path[0]) for node in nodes for path in referenced(node)}
+    referenced_keys = {str(path[0]) for node in nodes for path in referenced_paths(node)}
     used = names_read | referenced_keys | COMMAND_KEYS
     for key, node in document.root.items():
         # An `!apply:` of somebody's own may have only a side effect.
@@ -209,7 +209,7 @@ def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[
     tokenizer = settings["tokenizer"]
     train = count_tokens(run.copy.loaders.splits.train, tokenizer)
     uses = train.tokens.sum() / tokenizer.vocab_size
-    is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
+    is_large = tokenizer.token_type != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:
         hours = samples_to_seconds(int(train.samples.sum()), settings["sample_rate"]) / 3600
         yield run.note(

@@ -24,9 +24,9 @@ from sbkit.base.files import (
 from sbkit.base.imports import dotted_path
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.config.document import Keys, dotted, referenced, tag_of, text_of, walk
+from sbkit.config.dependencies import NUM_HASH_DIGITS
+from sbkit.config.document import Keys, dotted, referenced_paths, tag_of, text_of, walk
 from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec
-from sbkit.config.reached import NUM_HASH_DIGITS
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.distributed.same_on_ranks import describe_rank
 from sbkit.evaluate.run_results import SUMMARY
@@ -109,8 +109,8 @@ class Description:
         labels: the hash of the label file; None if not known yet, and then not compared.
         helpers: hashes of the frozen modules beside the model, by name; None if not known yet.
         is_repeatable: whether another run has the same figures; not if the clock ends it.
-        modules, files: hashes of what the YAML reaches, as `list_reached` returns them. One that
-            either run lacks is not compared.
+        modules, files: the hashes that `hash_dependencies` returns. One that either run lacks is
+            not compared.
     """
 
     values: Mapping[str, Any]
@@ -129,7 +129,7 @@ def describe(
     data: Mapping[str, str] | None = None,
     label_file: bytes | None = None,
     helpers: Mapping[str, str] | None = None,
-    reached: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
+    dependencies: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
 ) -> Description:
     """Describe a run as far as it is known.
 
@@ -137,7 +137,7 @@ def describe(
 
     data: the fingerprints of its splits; label_file: the content of its label file.
     helpers: hashes of the frozen modules beside the model.
-    reached: the result of `list_reached`.
+    dependencies: the result of `hash_dependencies`.
     """
     values = dict(spec.settings.items())  # this marks no key as read
     others = {key: node for key, node in spec.tree.items() if key not in values}
@@ -148,8 +148,8 @@ def describe(
     for key, value in values.items():
         if folder and isinstance(value, str) and f"{value}/".startswith(f"{folder}/"):
             values[key] = "<output_folder>" + value[len(folder) :]
-    references = [(keys, node) for keys, node in walk(spec.document.root) if referenced(node)]
-    modules, files = reached
+    references = [(keys, node) for keys, node in walk(spec.document.root) if referenced_paths(node)]
+    modules, files = dependencies
     return Description(
         values=json.loads(json.dumps(values, default=str)),
         references={dotted(keys): f"{tag_of(node)} {text_of(node)}" for keys, node in references},

@@ -1,12 +1,12 @@
 """Read a HyperPyYAML file into a tree with its tags and line numbers, without building objects.
 
-A file with the key `base` holds only the differences from that file: a mapping without a tag merges
-into the base's mapping or object by its keys, and any other value replaces the base's; so does an
-empty mapping, and one with the tag ``!only``. Overrides change a file as if they were a file that
-names it as its base.
+A file with the key `base` holds only the differences from that file. A mapping without a tag merges
+into the base's mapping or object by its keys; any other value replaces the base's, and so does a
+mapping that is empty or has the tag ``!only``. Overrides change a file as if they were another file
+with that file as its base.
 
-HyperPyYAML silently writes an unresolved node into text, and leaves ``-1 * 2`` as text: both are
-refused here.
+HyperPyYAML silently writes an unresolved node into text, and leaves ``-1 * 2`` as text; this module
+refuses both.
 """
 
 import ast
@@ -43,7 +43,7 @@ ONLY_TAG = "!only"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 OBJECT_TAGS = (*BUILDER_TAGS, *REFERENCE_TAGS)
 BASE_KEY = "base"
-# These values are replaced as a whole: the keys of their mappings are not those of the base.
+# Values that are always replaced as a whole, because users choose the keys of these mappings.
 REPLACED_WHOLE = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
 MERGE_TAG = "tag:yaml.org,2002:merge"
 BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
@@ -60,7 +60,7 @@ OBJECT = object()  # a placeholder for an object that would be built
 
 
 class Only(dict[str, Any]):
-    """A mapping that replaces the one of the YAML, where a plain mapping changes its keys.
+    """An override that replaces a mapping of the YAML; a plain mapping changes some of its keys.
 
     >>> Only({"train": "mine.csv"})
     Only({'train': 'mine.csv'})
@@ -88,7 +88,7 @@ def text_of(node: object) -> str:
     return str(getattr(node, "value", ""))
 
 
-def referenced(node: object) -> list[Keys]:
+def referenced_paths(node: object) -> list[Keys]:
     """Return the path of keys of each ``<a[b].attribute>`` in a reference."""
     if tag_of(node) not in REFERENCE_TAGS:
         return []
@@ -97,13 +97,13 @@ def referenced(node: object) -> list[Keys]:
 
 
 def merges(value: object, keys: Keys) -> bool:
-    """Return whether a value changes keys of the mapping that is at ``keys``, or replaces it."""
+    """Return whether a value only changes keys of the mapping at ``keys``; else it replaces it."""
     is_plain = isinstance(value, Mapping) and not (tag_of(value) or isinstance(value, Only))
     return is_plain and value != {} and dotted(keys) not in REPLACED_WHOLE
 
 
 def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
-    """Visit every node, children first, in HyperPyYAML's order of resolution."""
+    """Visit every node, children first, in the order in which HyperPyYAML resolves them."""
     for key, child in children(node):
         yield from walk(child, (*keys, key))
     yield keys, node
@@ -134,7 +134,10 @@ def plain_value(node: Any) -> Any:
 
 
 def limit_aliases(root: object) -> None:
-    """Raise ConfigError for a tree, of nodes too, that is huge with its aliases written out."""
+    """Raise ConfigError for a tree that is huge once its aliases are expanded.
+
+    root: parsed nodes, or constructed values.
+    """
     sizes: dict[int, int] = {}
 
     def size(node: Any) -> int:
@@ -148,13 +151,13 @@ def limit_aliases(root: object) -> None:
 
     if size(root) > MAX_YAML_VALUES:
         raise ConfigError(
-            f"A YAML may have {MAX_YAML_VALUES:,} values, but has more with its aliases written "
-            "out. Repeat less by `*` and `!ref`."
+            f"A YAML may have {MAX_YAML_VALUES:,} values, but this one has more once its aliases "
+            "are expanded. Use fewer `*` and `!ref`."
         )
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Read plain values, but not many from a few aliases."""
+    """Read plain values, but refuse aliases that expand to many."""
 
     def construct_document(self, node: yaml.Node) -> Any:
         limit_aliases(node)
@@ -179,7 +182,7 @@ def read_tuple(text: str) -> tuple[object, ...]:
 
 
 def remove_tuple_rule() -> None:
-    """Undo the rule for tuples that each call of HyperPyYAML adds to all of ruamel."""
+    """Undo the rule for tuples that each call of HyperPyYAML adds to ruamel's global list."""
     rules = resolver.implicit_resolvers
     rules[:] = [rule for rule in rules if rule[1] != "!tuple"]
 
@@ -193,31 +196,31 @@ class Document:
 
     path: Path
     root: CommentedMap
-    own_keys: Set[str]  # root-level keys that the file itself sets, to other values than its base
+    own_keys: Set[str]  # root-level keys that the file sets to values different from its base's
     places: dict[Keys, str]  # FILE:LINE
     texts: dict[Path, str]  # the content of each file
 
     @property
-    def is_of_run(self) -> bool:
+    def is_in_run_folder(self) -> bool:
         """Whether the file lies in a run folder, perhaps somebody else's."""
         return self.path.name == RUN_YAML and is_run(self.path.parent)
 
     @property
     def module_folders(self) -> list[str]:
-        """Folders of modules: those of the YAML and its base; none for the YAML of a run folder."""
-        return [] if self.is_of_run else [str(file.resolve().parent) for file in self.texts]
+        """The folders of the YAML and its bases, which may hold modules; none in a run folder."""
+        return [] if self.is_in_run_folder else [str(file.resolve().parent) for file in self.texts]
 
     def place(self, keys: Keys) -> str:
-        """Return FILE:LINE of a key, or of its nearest parent that stands in a file."""
+        """Return FILE:LINE of a key, or of its nearest parent in a file."""
         while keys and keys not in self.places:
             keys = keys[:-1]
         return self.places.get(keys, f"{self.path}:1")
 
 
 class Constructor(RoundTripConstructor):
-    """Read a value of the root by the kind of its key: flags in words, and text as it is written.
+    """Read root-level values as their keys require: words as flags, and text as it is written.
 
-    YAML would make text of `off`, a number of 007 and a date of 2026-11-27.
+    YAML would read `off` as text, 007 as a number and 2026-11-27 as a date.
     """
 
     def construct_document(self, node: Any) -> Any:
@@ -228,7 +231,7 @@ class Constructor(RoundTripConstructor):
             if kind == FLAG and isinstance(as_flag(value.value), bool):
                 value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
             elif isinstance(kind, ValueType) and "text" in str(kind):
-                is_scalar = isinstance(value, ScalarNode)  # where false may mean none
+                is_scalar = isinstance(value, ScalarNode)  # then false may mean "none"
                 _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
         return super().construct_document(node)
 
@@ -237,7 +240,7 @@ Constructor.add_constructor("!tuple", lambda reader, node: reader.construct_scal
 
 
 def _refer_to_merged(node: Any, path: str, paths: dict[int, str]) -> None:
-    """Replace ``<<: *other`` by references to the other's keys, so that they see an override."""
+    """Replace ``<<: *other`` by references to the keys of `other`, so that overrides reach them."""
     paths.setdefault(id(node), path)
     for key, value in [*node.value] if isinstance(node, MappingNode) else ():
         if key.tag != MERGE_TAG:
@@ -253,7 +256,7 @@ def _refer_to_merged(node: Any, path: str, paths: dict[int, str]) -> None:
 
 
 def _keep_text(node: Node, tags: Set[str]) -> None:
-    """Let YAML read values with one of these tags as text, in a node or below it."""
+    """Make YAML read values with one of these tags as text, in a node and below it."""
     if node.tag in tags:
         node.tag = TEXT_TAG
     if not isinstance(node, ScalarNode):
@@ -263,11 +266,14 @@ def _keep_text(node: Node, tags: Set[str]) -> None:
 
 
 def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
-    """Read a file and its base into a tree; ``readers`` name it as a base, or include it."""
+    """Read a file and its base into a tree.
+
+    readers: the files that have led to this one by `base` or `!include`, the first one first.
+    """
     path = Path(path)
     if path.resolve() in (reader.resolve() for reader in readers):
-        names = ", which is read for ".join(map(str, (path, *reversed(readers))))
-        raise ConfigError(f"{names}. Name another file as `{BASE_KEY}`.")
+        chain = " -> ".join(map(str, (*readers, path)))
+        raise ConfigError(f"{path} reads itself: {chain}. Name another file as `{BASE_KEY}`.")
     readers = (*readers, path)
     text = read_yaml_text(path)
     try:
@@ -298,7 +304,7 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
         _drop_only_tags(root)
         return document
     base = read_document(path.parent / str(root.pop(BASE_KEY)), readers)
-    own_keys = {  # without a null for a key of the base, which need not be read
+    own_keys = {  # without a null for a key that the base lacks, which no code needs to read
         key for key in root if key not in base.root or root[key] not in (None, base.root[key])
     }
     _merge(document, base.root, root)
@@ -310,7 +316,7 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
 
 @lru_cache(maxsize=16)
 def parse_yaml(text: str) -> Any:
-    """Parse a file only once: a run reads one or two a dozen times, which takes 15 ms each."""
+    """Parse a text only once: a run reads one or two files a dozen times, in 15 ms each."""
     reader = YAML()
     reader.Constructor = Constructor
     return reader.load(text)
@@ -329,25 +335,27 @@ def read_yaml_text(path: Path) -> str:
 
 
 def _drop_only_tags(root: CommentedMap) -> None:
-    """Drop each `!only`, which takes effect once: where the file is merged into its base."""
+    """Drop each `!only`, which takes effect only when its file is merged into the base."""
     for _, node in walk(root):
         if isinstance(node, CommentedMap | CommentedSeq) and tag_of(node) == ONLY_TAG:
             node.yaml_set_ctag(Tag(suffix=None))
 
 
-def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above: Keys = ()) -> None:
+def _merge(
+    document: Document, tree: CommentedMap, changes: CommentedMap, parents: Keys = ()
+) -> None:
     """Merge the values of a document into the tree of its base, from the last to the first."""
     position = len(tree)
     for key in reversed(changes):
         old = tree.get(key)
         new = changes[key]
-        keys = (*above, key)
+        keys = (*parents, key)
         is_mapping = isinstance(new, CommentedMap) and tag_of(new) in ("", ONLY_TAG)
         if key not in tree:
             token = changes.ca.items.get(key, [None] * 3)[2]
             comment = token.value.partition("\n")[0] if token else ""
             tree.insert(position, key, new, comment or None)
-        elif new is None and not above and tag_of(old).startswith(BUILDER_TAGS):
+        elif new is None and not parents and tag_of(old).startswith(BUILDER_TAGS):
             position = [*tree].index(key)
             del tree[key]
             continue
@@ -373,7 +381,7 @@ def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, 
             child.value = re.sub(r"<([^].[>]+)", rf"<{prefix}[\1]", child.value)
     changes = node if isinstance(node, CommentedMap) else {}
     try:
-        for path, child in [*walk(changes)][:-1]:  # without its own, of no keys
+        for path, child in [*walk(changes)][:-1]:  # without `changes` itself, which comes last
             if tag_of(child) == ONLY_TAG:
                 reduce(getitem, path[:-1], inner.root)[path[-1]] = child
         recursive_update(inner.root, changes, True)
@@ -391,7 +399,7 @@ def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, 
 def resolve_references(document: Document, *, needs_values: bool = True) -> CommentedMap:
     """Resolve a copy of the document's tree; a reference to an object becomes the object's node.
 
-    needs_values: refuse a ``!PLACEHOLDER`` without a value; else it becomes null.
+    needs_values: whether a ``!PLACEHOLDER`` without a value is refused; else it becomes null.
     """
     root = deepcopy(document.root)
 
@@ -416,31 +424,31 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
 def _follow(root: CommentedMap, node: object, where: str) -> object:
     """Return the value of a reference; ``where`` names it in errors."""
     text = text_of(node)
-    paths = referenced(node)
+    paths = referenced_paths(node)
     if not paths:
         raise ConfigError(f"{where} names no key. Write it in angle brackets: `!ref <key>`.")
     is_whole = REFERENCE.fullmatch(text) is not None
-    filled = text
+    filled_text = text
     for keys in paths:
         target: Any = _reach(root, keys, where)
         if target is None and is_whole:
-            return None  # set when a run starts, such as `encoder_config`
+            return None  # a run sets it when it starts, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:
             raise ConfigError(f"{where} is resolved too early. Move `{dotted(keys)}` above it.")
         if isinstance(target, str) and REFERENCE.search(target):
             raise ConfigError(f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too.")
         if not is_whole and VALUE_FORMS["a list of texts"](target):
-            target = "-".join(target)  # in the name of a folder, such as that of [en, it]
-            text = text.replace(f"<{REFERENCE.split(filled)[1]}>", target)
+            target = "-".join(target)  # for the name of a folder: en-it for [en, it]
+            text = text.replace(f"<{REFERENCE.split(filled_text)[1]}>", target)
         is_object = bool(tag_of(target)) or isinstance(target, dict | list)
         if is_object and not is_whole:
             raise ConfigError(f"{where} puts `{dotted(keys)}` into text, but that is an object.")
-        before, _, after = REFERENCE.split(filled, maxsplit=1)
-        filled = "" if is_object else f"{before}{target}{after}"
-        if len(filled) > MAX_JOINED_CHARACTERS:
+        before, _, after = REFERENCE.split(filled_text, maxsplit=1)
+        filled_text = "" if is_object else f"{before}{target}{after}"
+        if len(filled_text) > MAX_JOINED_CHARACTERS:
             raise ConfigError(f"{where} joins more than {MAX_JOINED_CHARACTERS:,} characters.")
     try:
-        _refuse_large("" if is_whole else filled)
+        _refuse_large("" if is_whole else filled_text)
         value: object = recursive_resolve(text, [], root, tag_of(node) == "!copy")
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise OverflowError("the result is too large")
@@ -454,10 +462,10 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
 
 
 def _refuse_large(expression: str) -> None:
-    """Raise OverflowError if it may take hours: large or repeated powers, and repeated text."""
+    """Raise OverflowError for an expression that may take hours: powers, and repeated text."""
     try:
         nodes = [*ast.walk(ast.parse(expression, mode="eval"))]
-    except SyntaxError:  # it stays a text, such as a/**/b
+    except SyntaxError:  # HyperPyYAML leaves it as text, such as a/**/b
         return
     operations = [node for node in nodes if isinstance(node, ast.BinOp)]
     exponents = [node.right for node in operations if isinstance(node.op, ast.Pow)]

@@ -35,7 +35,7 @@ from sbkit.config.document import (
     merges,
     plain_value,
     read_document,
-    referenced,
+    referenced_paths,
     remove_tuple_rule,
     resolve_references,
     tag_of,
@@ -58,8 +58,8 @@ class MissingSettingError(ConfigError, KeyError, AttributeError):
 class Settings(Mapping[str, Any]):
     """The hyperparameters of a YAML by key, which cannot be changed.
 
-    `settings["lr"]` records the key as read, for `sbkit check`, and so do `get`, `in` and a copy,
-    which call it; `items` and `values` record none.
+    `settings["lr"]` records the key as read, for `sbkit check`. So do `get`, `in` and a copy, which
+    call it; `items` and `values` record nothing.
 
     >>> settings = Settings({"lr": 0.1, "learning_pace": 3})
     >>> settings["lr"], settings.get("seed", 1)
@@ -94,7 +94,7 @@ class Settings(Mapping[str, Any]):
         return self._values.values()
 
     def with_values(self, values: Mapping[str, object]) -> "Settings":
-        """Return a copy with other values; both record the keys that are read."""
+        """Return a copy with changed values; reading either one records the key in both."""
         settings = Settings({**self._values, **values})
         settings.names_read = self.names_read
         return settings
@@ -114,21 +114,21 @@ class SettingAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """A YAML with its overrides, as it takes effect; a later edit of the file does not change it.
+    """A YAML with its overrides, as it takes effect; later edits of the file do not change it.
 
     Attributes:
-        given: the overrides of the user, nested.
-        overrides: these, and those that the run's folder or its pretrained encoder bring.
+        user_overrides: the user's overrides, nested.
+        overrides: the user's, and the ones that the run folder or its pretrained encoder add.
         document: the YAML with the overrides, and the defaults of keys that it leaves out.
         tree: the same with its references resolved.
         settings: the plain values of the root.
         defaults: the keys that the YAML leaves out and no override sets.
-        recipe: the class that replaces the recipe that the YAML names.
-        target: the machine that it is for, such as cuda:8; None for this one.
+        recipe: the class that replaces the recipe named in the YAML.
+        target: the machine that the run is for, such as cuda:8; None for this one.
     """
 
     yaml_file: Path
-    given: Mapping[str, object]
+    user_overrides: Mapping[str, object]
     overrides: Mapping[str, object]
     document: Document = field(repr=False)
     tree: CommentedMap = field(repr=False)
@@ -143,15 +143,15 @@ class RunSpec:
         return Path(str(self.settings[OUTPUT_FOLDER]))
 
     @property
-    def given_keys(self) -> set[str]:
-        """The keys that the user has set, but not in the YAML."""
-        return {*self.given, *(() if self.recipe is None else (RECIPE,))}
+    def user_keys(self) -> set[str]:
+        """The keys that the user has set outside the YAML."""
+        return {*self.user_overrides, *(() if self.recipe is None else (RECIPE,))}
 
     def with_overrides(self, **overrides: object) -> "RunSpec":
         """Read the YAML with further overrides, as if they stood in it."""
-        changed = {**self.overrides, **overrides}
-        spec = read_spec(self.yaml_file, changed, recipe=self.recipe, target=self.target)
-        return replace(spec, given=self.given)
+        all_overrides = {**self.overrides, **overrides}
+        spec = read_spec(self.yaml_file, all_overrides, recipe=self.recipe, target=self.target)
+        return replace(spec, user_overrides=self.user_overrides)
 
     @cached_property
     def text(self) -> str:
@@ -178,8 +178,8 @@ class RunSpec:
         return [*tags, *(str(plain_value(self.tree.get(key))) for key in (RECIPE, "corpus"))]
 
     @property
-    def given_modules(self) -> set[str]:
-        """The modules of a recipe given in Python, of its Brain, and of their base classes."""
+    def recipe_modules(self) -> set[str]:
+        """The modules of a recipe passed in Python, of its Brain, and of their base classes."""
         classes = (self.recipe, getattr(self.recipe, "brain", None)) if self.recipe else ()
         return {base.__module__ for class_ in classes if class_ for base in class_.__mro__}
 
@@ -187,7 +187,7 @@ class RunSpec:
         """Return "override of KEY" if the user has overridden the key, else FILE:LINE."""
         if keys == ("data_folder",) and self.settings.get("manifest"):
             keys = ("manifest",)  # `manifest` is read instead
-        override: object = self.given
+        override: object = self.user_overrides
         for depth, key in enumerate(keys, start=1):
             if not isinstance(override, Mapping) or key not in override:
                 break
@@ -201,7 +201,7 @@ class RunSpec:
 
     @contextmanager
     def placing_errors(self) -> Iterator[None]:
-        """Let an SbkitError of the block name the line of the key that it concerns."""
+        """Add the line of the key that it concerns to an SbkitError raised in the block."""
         try:
             yield
         except SbkitError as error:
@@ -210,9 +210,9 @@ class RunSpec:
             raise
 
     def arguments_out_of_range(self) -> dict[Keys, str]:
-        """Return an error for each argument out of its class's range, by its keys.
+        """Return an error for each argument that is out of the range of its class, by its keys.
 
-        An argument that refers to another key counts under that key. Imports the classes.
+        An argument that refers to another key is listed under that key. Imports the classes.
         """
         errors: dict[Keys, str] = {}
         for keys, node in walk(self.document.root):
@@ -223,7 +223,7 @@ class RunSpec:
                 range_ = ranges.get(name, ARGUMENT)
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
                 is_whole = REFERENCE.fullmatch(text_of(child))
-                path = referenced(child)[0] if is_whole else (*keys, name)
+                path = referenced_paths(child)[0] if is_whole else (*keys, name)
                 if not (holds_object(value) or value in range_):
                     errors.setdefault(path, range_error(dotted(path), value, range_))
         return errors
@@ -238,17 +238,18 @@ def read_spec(
 ) -> RunSpec:
     """Read a YAML with its overrides, and the defaults (`KEYS`) of the keys that it leaves out.
 
-    That of a run folder is for the folder where it lies. From then on, Python finds the modules
-    beside it.
+    The YAML of a run folder always writes to that folder. From now on, Python also searches the
+    folder of the YAML for modules.
 
     overrides: by key, such as `lr` or `Transformer.dropout`.
-    recipe: replaces the recipe that the YAML names.
+    recipe: replaces the recipe named in the YAML.
     target: another machine that the run is for.
     """
     document = read_document(yaml_file)
-    given = nest_overrides(overrides)
-    here = {OUTPUT_FOLDER: str(document.path.parent)} if document.is_of_run else {}
-    overrides = {**here, **given}
+    user_overrides = nest_overrides(overrides)
+    overrides = user_overrides
+    if document.is_in_run_folder:
+        overrides = {OUTPUT_FOLDER: str(document.path.parent), **user_overrides}
     search_folders(document.module_folders)
     defaults = insert_defaults(document, overrides)
     apply_overrides(document, overrides)
@@ -257,7 +258,7 @@ def read_spec(
     settings = {key: value for key, value in plain.items() if not holds_object(value)}
     return RunSpec(
         yaml_file=document.path,
-        given=given,
+        user_overrides=user_overrides,
         overrides=overrides,
         document=document,
         tree=tree,
@@ -269,25 +270,25 @@ def read_spec(
 
 
 def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list[str]:
-    """Insert the keys that a YAML with a recipe leaves out; return those without an override.
+    """Insert the keys that a YAML with a recipe leaves out; return the ones without an override.
 
-    They are those of `KEYS` with a default, and overridden ones of the recipe's ranges.
+    These are all keys of `KEYS` that have a default, and overridden keys of the recipe's ranges.
     """
     root = document.root
     if RECIPE not in root:
         return []
     optional = [name for name in KEYS if KEYS[name].default is not REQUIRED]
     recipe = str(root[RECIPE])
-    is_trusted = recipe.startswith(("sbkit.", "recipes.")) or not document.is_of_run
+    is_trusted = recipe.startswith(("sbkit.", "recipes.")) or not document.is_in_run_folder
     for name in overrides.keys() - root.keys() - {*optional}:
-        # A run folder may be somebody else's: reading its YAML imports no module of theirs.
-        can_ask = is_trusted or recipe.rpartition(".")[0] in sys.modules
-        if can_ask and name in ranges_of(recipe):
+        # A run folder may be a stranger's: reading its YAML must not import the stranger's modules.
+        can_import = is_trusted or recipe.rpartition(".")[0] in sys.modules
+        if can_import and name in ranges_of(recipe):
             root[name] = None
     names = [name for name in optional if root.get(name) is None]
     names = [name for name in names if name not in root or None not in KEYS[name].values]
     defaults = [name for name in names if name not in overrides]
-    for name in sorted(names, key=defaults.__contains__):  # those with an override first
+    for name in sorted(names, key=defaults.__contains__):  # overridden keys first
         root[name] = deepcopy(KEYS[name].default)
         root.yaml_add_eol_comment(KEYS[name].meaning, name)
     if defaults:
@@ -314,10 +315,10 @@ def build_hparams(spec: RunSpec) -> Settings:
     require_in_range(spec.settings)
     for keys, message in spec.arguments_out_of_range().items():
         raise ConfigError(f"{message} ({spec.document.place(keys)})", keys=keys)
-    path: list[Node] = []  # from the root to what is being built
+    path: list[Node] = []  # from the root to the node that is being built
 
     class TracingLoader(Loader):
-        """HyperPyYAML's loader; after a failure, the path stays."""
+        """HyperPyYAML's loader, which leaves the path of a node that fails."""
 
         def construct_object(self, node: Node, deep: bool = True) -> object:
             path.append(node)
@@ -356,7 +357,8 @@ def _explain(cause: Exception, path: list[Node], document: Document) -> ConfigEr
     where = f"`{dotted(keys)}` ({document.place(keys)})"
     if isinstance(cause, SbkitError):
         return ConfigError(f"{cause} ({where})", keys=keys)
-    reason = str(cause.args[-1] if cause.args else cause).partition("\n")[0]  # HyperPyYAML's first
+    # HyperPyYAML puts its own text before the arguments of an error.
+    reason = str(cause.args[-1] if cause.args else cause).partition("\n")[0]
     advice = " A module of your own must lie beside the YAML, or on PYTHONPATH."
     if isinstance(cause, TypeError):
         is_incomplete = "missing" in reason and kind == "!new"

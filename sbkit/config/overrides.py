@@ -1,4 +1,4 @@
-"""Parse ``--key=value`` arguments, and replace values of a YAML by values of the same kind."""
+"""Parse ``--key=value`` arguments, and override values of a YAML by values of the same type."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +36,10 @@ from sbkit.config.document import (
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 KEY_PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
 NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values that look like options
-NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys, an example
+NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys and examples
 KIND_NAMES: dict[type, str] = {
     type(None): "null",
-    bool: "true or false",  # before numbers: for Python, it is one
+    bool: "true or false",  # before Real, because Python's bool is a number
     Real: "a number",
     str: "text",  # before Sequence, its base
     Mapping: "a mapping",
@@ -103,7 +103,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
 
 
 def nest_overrides(values: Mapping[str, object]) -> dict[str, object]:
-    """Return overrides given in Python as those of the command line: plain, and nested.
+    """Convert overrides from Python to the form of the command line: plain values, nested.
 
     >>> nest_overrides({"output_folder": Path("runs/a"), "Transformer.dropout": 0.2})
     {'output_folder': 'runs/a', 'Transformer': {'dropout': 0.2}}
@@ -112,8 +112,9 @@ def nest_overrides(values: Mapping[str, object]) -> dict[str, object]:
     for path, value in values.items():
         for keys, leaf in _leaves(tuple(str(path).split(".")), value):
             if keys in leaves:
-                both = f"{leaves[keys]!r} and {leaf!r}"
-                raise ConfigError(f"`{dotted(keys)}` is overridden twice, by {both}.")
+                raise ConfigError(
+                    f"`{dotted(keys)}` is overridden twice, by {leaves[keys]!r} and {leaf!r}."
+                )
             leaves[keys] = leaf
     overrides: dict[str, object] = {}
     for keys in sorted(leaves, key=len):
@@ -128,9 +129,9 @@ def nest_overrides(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, object]]:
-    """Yield the values inside nested mappings, and the keys that lead to them.
+    """Yield the values inside nested mappings, with the keys that lead to them.
 
-    An empty mapping is a value that removes all keys; `Only` removes them before it sets others.
+    An empty mapping is a value that removes all keys; `Only` first removes them, then sets its own.
     """
     if not isinstance(value, Mapping):
         yield keys, _from_python(value)
@@ -142,7 +143,7 @@ def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, object]]:
 
 
 def _from_python(value: Any) -> object:
-    """Return a value without types that no YAML has: those of NumPy and torch, and paths."""
+    """Convert paths and the types of NumPy and torch to types that a YAML has."""
     if isinstance(value, list | tuple):
         return [_from_python(item) for item in value]
     if hasattr(value, "tolist"):  # numbers and arrays of NumPy, tensors
@@ -152,7 +153,7 @@ def _from_python(value: Any) -> object:
 
 
 def _set_nested(overrides: dict[str, Any], keys: Keys, value: object) -> None:
-    """Set a value after earlier overrides: a mapping changes keys of theirs, `{}` removes them."""
+    """Set a value after earlier overrides: a mapping changes some of their keys, `{}` drops all."""
     for (*parents, name), leaf in _leaves(keys, value):
         mapping = overrides
         for key in map(str, parents):
@@ -175,9 +176,9 @@ def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
 
 
 def _read_value(argument: str, path: str, text: str) -> object:
-    """Read null, true, false and numbers; a list, mapping or quoted text; else plain text.
+    """Read null, true, false, a number, a list, a mapping or quoted text; else plain text.
 
-    Whole numbers in another form, such as 007, stay text, and so do dates.
+    Dates and whole numbers in an unusual form, such as 007, stay text.
     """
     if not text:
         raise ConfigError(f"`{argument}` needs a value. Write '\"\"' for empty text.")
@@ -205,7 +206,7 @@ def _read_value(argument: str, path: str, text: str) -> object:
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
-    """Set the overrides in the tree; refuse a missing key or a value of another kind."""
+    """Set the overrides in the tree; refuse a missing key or a value of another type."""
     remaining = dict(overrides)
     for key in REPLACED_WHOLE:  # first, so that references into these mappings see the new values
         if key in remaining and key in document.root:
@@ -263,9 +264,9 @@ def _existing_key(document: Document, parent: Container, keys: Keys) -> str | in
 
 
 def _convert_override(document: Document, default: object, keys: Keys, value: object) -> object:
-    """Convert a value to the kind of the YAML's value; null accepts any plain value."""
-    if tag_of(default) == "!apply:getattr":  # HyperPyYAML's for `!ref <tokenizer.vocab_size>`
-        return value  # its kind is not known before the object is built
+    """Convert a value to the type of the YAML's value; null accepts any plain value."""
+    if tag_of(default) == "!apply:getattr":  # how HyperPyYAML reads `!ref <tokenizer.vocab_size>`
+        return value  # its type is unknown until the object is built
     if tag_of(default):
         raise ConfigError(
             f"`{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "

@@ -12,7 +12,7 @@ import datasets
 from sbkit.data.splits import count_characters, read_texts
 from sbkit.text.languages import script_of
 from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
-from sbkit.text.transcripts import TOKEN, select_tags
+from sbkit.text.transcripts import TAG_TOKEN, select_tags
 from sbkit.text.verbalize import languages_with_numbers
 
 DIGIT_KIND = "digits"
@@ -159,7 +159,7 @@ def _read_transcripts(split: datasets.Dataset) -> Iterator[list[NormalizedTransc
 
 def _compare(sentence: str, text: str) -> NormalizedTranscript:
     dropped_tags: list[str] = []
-    kept_names = TOKEN.findall(text) if "[" in text else []
+    kept_names = TAG_TOKEN.findall(text) if "[" in text else []
     content = unicodedata.normalize("NFC", select_tags(sentence, kept_names, dropped_tags.append))
     if not any(map(str.isdecimal, text)):
         content = SPOKEN_UNIT.sub("", content)

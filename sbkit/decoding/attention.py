@@ -1,4 +1,4 @@
-"""Score texts of an utterance with an attention decoder, and ask one with own tokens for texts.
+"""Score texts of an utterance with an attention decoder, which may also propose texts.
 
 Legend: N sequences, L tokens.
 """
@@ -16,10 +16,10 @@ Tokens = tuple[int, ...]
 class AttentionScorer:
     """Score token sequences of one utterance with an attention decoder, each sequence once.
 
-    score_texts: computes ln p of texts and their end, from the decoder's tokens, filled up with
+    score_texts: computes ln p of texts and their end, from the decoder's tokens, padded with
         ``end``: (N, L + 1) -> (N,).
-    spell: converts tokens of CTC to those of a decoder that has its own.
-    propose: returns the texts that such a decoder finds, the best first, as tokens of CTC.
+    spell: converts tokens of CTC to the decoder's, for a decoder with its own tokenizer.
+    propose: returns the texts that such a decoder generates, the best first, as tokens of CTC.
     """
 
     def __init__(
@@ -38,21 +38,23 @@ class AttentionScorer:
 
     @property
     def has_own_tokens(self) -> bool:
-        """Whether the decoder's tokens are others than those of CTC."""
+        """Whether the decoder's tokens differ from CTC's."""
         return self._spell is not None
 
     @cached_property
     def proposals(self) -> Sequence[Tokens]:
-        """The texts that the decoder finds by itself, as tokens of CTC."""
+        """The texts that the decoder generates by itself, as tokens of CTC."""
         return () if self._propose is None else self._propose()
 
     def score(self, sequences: Sequence[Tokens]) -> list[float]:
         """Return ln p(tokens, end | audio) of each sequence."""
         unscored = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
         if unscored:
-            spelled = [self._spell(tokens) if self._spell else tokens for tokens in unscored]
-            padded = np.full((len(spelled), max(map(len, spelled)) + 1), self._end)  # (N, L + 1)
-            for row, tokens in zip(padded, spelled, strict=True):
+            spellings = [self._spell(tokens) if self._spell else tokens for tokens in unscored]
+            padded = np.full(
+                (len(spellings), max(map(len, spellings)) + 1), self._end
+            )  # (N, L + 1)
+            for row, tokens in zip(padded, spellings, strict=True):
                 row[: len(tokens)] = tokens
             scores: list[float] = self._score_texts(padded).tolist()
             self._scores |= zip(unscored, scores, strict=True)

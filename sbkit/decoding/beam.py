@@ -43,7 +43,7 @@ class BeamDecoder:
 
     language_models: the models, or their file, which is loaded when it is first needed.
     beam_size: the number of hypotheses.
-    weights: None to have them fitted to the validation sets at the end of training.
+    weights: None: they are fitted to the validation sets at the end of training.
     attention_rescoring: whether the attention decoder's score is added to the hypotheses.
     phrases: hotwords; a bundle does not store them.
 
@@ -51,7 +51,7 @@ class BeamDecoder:
     >>> from pathlib import Path
     >>> from sbkit.lm.language_models import LanguageModels
     >>> from sbkit.text.tokenizer import ensure_tokenizer
-    >>> options = {"kind": "char", "vocab_size": None, "texts": lambda: ["ab ba"] * 9}
+    >>> options = {"token_type": "char", "vocab_size": None, "texts": lambda: ["ab ba"] * 9}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     tokenizer = ensure_tokenizer(model_file=Path(folder, "tokenizer.model"), **options)
     >>> decoder = BeamDecoder(tokenizer=tokenizer, language_models=LanguageModels(None, None))
@@ -87,7 +87,7 @@ class BeamDecoder:
         self.attention_rescoring = attention_rescoring
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is built: the trees of a search are too deep for pickle."""
+        """Leave out the searches, whose trees are too deep for pickle."""
         return {name: value for name, value in vars(self).items() if name not in SEARCHES}
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ class BeamDecoder:
     # -- copies with changes
 
     def copy_with(self, **changes: Any) -> Self:
-        """Return a decoder with other arguments; what it builds is built anew."""
+        """Return a decoder with changed arguments, which builds its own searches."""
         arguments: dict[str, Any] = {
             "tokenizer": self.tokenizer,
             "language_models": self._language_models_source,
@@ -173,7 +173,7 @@ class BeamDecoder:
             token_threshold=TOKEN_THRESHOLD,
             max_candidates=MAX_CANDIDATES,
             excluded=(vocabulary.unk, vocabulary.bos, vocabulary.eos),
-            silent=self.tokenizer.silent,
+            silent_ids=self.tokenizer.silent_ids,
             blank_threshold=BLANK_THRESHOLD,
         )
         return PrefixBeamSearch(settings=settings, scorers=scorers)
@@ -227,8 +227,8 @@ class BeamDecoder:
     ) -> list[Hypothesis]:
         """Return the hypotheses of a clip that ends here, the best first.
 
-        log_probs: those of the whole clip, (U, V), by which CTC scores the attention decoder's own
-            texts; None in a stream, which leaves them out.
+        log_probs: of the whole clip, (U, V), so that CTC can score the texts that the attention
+            decoder proposes; None in a stream, where these texts are not added.
         """
         beams: list[list[Hypothesis]] = []
         for search, state in zip(self._searches(), states, strict=True):
@@ -236,11 +236,12 @@ class BeamDecoder:
             beam = search.finish(state) or [Hypothesis(tokens=(), score=0.0)]
             if self.attention_rescoring:
                 assert attention is not None
-                # A decoder writes words in silence, and may be surer of them than CTC of blanks.
-                if log_probs is not None and near_speech(log_probs, self.tokenizer.silent).any():
-                    found = {hypothesis.tokens for hypothesis in beam}
-                    added = [tokens for tokens in attention.proposals if tokens not in found]
-                    beam += [search.score(log_probs, tokens) for tokens in added]
+                # In silence a decoder may invent words with more confidence than CTC has in blanks.
+                silent_ids = self.tokenizer.silent_ids
+                if log_probs is not None and near_speech(log_probs, silent_ids).any():
+                    beam_texts = {hypothesis.tokens for hypothesis in beam}
+                    proposals = [text for text in attention.proposals if text not in beam_texts]
+                    beam += [search.score(log_probs, text) for text in proposals]
                 beam = rescore(beam, attention, self.weights.attention)
             beams.append(beam)
         return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]

@@ -51,7 +51,7 @@ WEIGHT_RANGES = {
     "token_bonus": (0.0, 1.0),
     "attention": (0.0, 2.5),
 }
-# Of a decoder with own tokens, which are words and not characters: a text has fewer of them.
+# For a decoder with its own tokens, which are words, not characters: a text has fewer of them.
 OWN_TOKENS_RANGE = (0.0, 8.0)
 
 MIN_RIGHT_AND_WRONG = 20  # words; from 40, the AUC on other clips was at worst 0.85
@@ -88,7 +88,7 @@ def order_of(id: str) -> str:
 
 def sample_utterances(
     utterances: Iterable[ValidationUtterance],
-    silent: Collection[int],
+    silent_ids: Collection[int],
     max_tokens: int = MAX_SAMPLE_TOKENS,
 ) -> list[ValidationUtterance]:
     """Keep this rank's share of a sample with at most ``max_tokens`` over all ranks.
@@ -96,14 +96,14 @@ def sample_utterances(
     The sample is the same for any number of ranks. Other utterances are dropped as they arrive,
     because the log-probabilities of a large set do not fit into memory.
 
-    silent: the tokens without sound. Frames without speech are no work, so they do not count.
+    silent_ids: the tokens without sound. Frames without speech take no time, so they do not count.
     """
     sample: list[ValidationUtterance] = []
     counts: dict[Order, int] = {}
     for utterance in utterances:
         sample.append(utterance)
         likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1)
-        is_speech = near_speech(utterance.log_probs, silent)
+        is_speech = near_speech(utterance.log_probs, silent_ids)
         counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES)[is_speech].sum())
         if sum(counts.values()) > 2 * max_tokens:
             last = _last_within(counts.items(), max_tokens)
@@ -131,7 +131,7 @@ def _last_within(counts: Iterable[tuple[Order, int]], max_tokens: int) -> Order:
 
 @dataclass(frozen=True)
 class FittedWeights:
-    """The chosen weights, and the errors with them; no WER unless ``by_words``."""
+    """The chosen weights, and the errors with them; a WER only if ``by_words``."""
 
     weights: DecoderWeights
     errors: TextErrors
@@ -173,7 +173,7 @@ class FittedDecoder:
 
     @property
     def note(self) -> str:
-        """A sentence if the CER of the decoder is above that of greedy decoding, "" otherwise."""
+        """A sentence if greedy decoding has a lower CER than the decoder, else ""."""
         if self.decoder is None:
             return ""
         cer, greedy_cer = (self.confidences[name].cer for name in (BEAM, GREEDY))
@@ -241,10 +241,10 @@ def fit_weights(
 ) -> FittedWeights:
     """Choose weights with a low sum of CER and, in a language with words, WER.
 
-    ``NUM_TRIALS`` settings, which fill the space of all weights evenly, are tried, and a quadratic
-    function is fitted to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
-    where this function is lowest, because the fewest errors on a few hundred words are a matter of
-    luck.
+    It tries ``NUM_TRIALS`` settings, which fill the space of all weights evenly, and fits a
+    quadratic function to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
+    where this function is lowest, because the single best one on a few hundred words is a matter
+    of luck.
     """
     sets = ", ".join(splits)
     count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
@@ -255,10 +255,8 @@ def fit_weights(
         names = [name for name in names if name not in WORD_WEIGHTS]
     points = np.stack([_halton(base) for base in HALTON_BASES[: len(names)]], 1)
     ranges = dict(WEIGHT_RANGES)
-    own = any(
-        utterance.attention and utterance.attention.has_own_tokens for utterance in utterances
-    )
-    if any(gather_over_ranks(own)):
+    has_own_tokens = any(u.attention and u.attention.has_own_tokens for u in utterances)
+    if any(gather_over_ranks(has_own_tokens)):
         ranges["attention"] = OWN_TOKENS_RANGE
     quick_decoder = decoder.copy_with(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
     trials = (quick_decoder.with_weights(_weights_at(names, point, ranges)) for point in points)
@@ -295,15 +293,16 @@ def count_all_errors(
     on_utterance: Callable[[], object] = lambda: None,
 ) -> list[TextErrors]:
     """Decode with each decoder, and add the errors of all ranks."""
-    own: list[TextErrors] = []
+    errors_by_decoder: list[TextErrors] = []
     for decoder in decoders:
         errors = TextErrors()
         for utterance in utterances:
             on_utterance()
             tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
             errors += count_errors(utterance.text, tokenizer.decode(tokens))
-        own.append(errors)
-    return [sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own), strict=True)]
+        errors_by_decoder.append(errors)
+    per_rank = gather_over_ranks(errors_by_decoder)
+    return [sum(errors_of_ranks, TextErrors()) for errors_of_ranks in zip(*per_rank, strict=True)]
 
 
 def _weights_at(
@@ -355,10 +354,10 @@ def fit_confidences(
             advance(1)
             for name, one_decoder in decoders.items():
                 best = one_decoder.nbest(utterance.log_probs, utterance.attention)[0]
-                decoded = aligner.find_frames(utterance.log_probs, best.tokens, is_decoded=True)
-                texts = [word.text for word in decoded]
+                timed_words = aligner.find_frames(utterance.log_probs, best.tokens, is_decoded=True)
+                texts = [word.text for word in timed_words]
                 right = word_correctness(utterance.text.split(), texts)
-                words[name] += zip(word_features(decoded, aligner.word_lm), right, strict=True)
+                words[name] += zip(word_features(timed_words, aligner.word_lm), right, strict=True)
                 edits[name] += count_errors(utterance.text, " ".join(texts)).characters
     fitted: dict[str, FittedConfidence] = {}
     for name in decoders:

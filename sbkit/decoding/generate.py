@@ -12,7 +12,7 @@ from sbkit.base.arrays import Counts, Int64s
 from sbkit.text.decoder_tokenizer import GenerationSettings
 
 # Takes the tokens to read (B, L), the decoder's state and whether a text begins; returns the best
-# next tokens (B,) and the state after those that were read.
+# next tokens (B,) and the decoder's new state.
 ReadTokens = Callable[[Int64s, Any, bool], tuple[Int64s, Any]]
 
 
@@ -21,8 +21,8 @@ def generate(
 ) -> list[list[int]]:
     """Return the text of each row as tokens, without its start and its end: frames (B,).
 
-    A text may have as many tokens a frame as the positions of both allow, so that one that repeats
-    itself in a short clip soon ends.
+    The limit of tokens shrinks in proportion to the clip, so that a text that repeats itself in a
+    short clip ends soon.
     """
     num_start = len(settings.start)
     shares = frames / settings.max_frames

@@ -46,22 +46,22 @@ def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
         )
 
 
-def near_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
+def near_speech(log_probs: LogProbs, silent_ids: Collection[int]) -> Bools:
     """Return which frames (U, V) are near one whose best token has sound: (U,).
 
-    silent: the tokens without sound, blank and space.
+    silent_ids: the tokens without sound, blank and space.
     """
-    has_sound = ~np.isin(log_probs.argmax(1), [*silent])
+    has_sound = ~np.isin(log_probs.argmax(1), [*silent_ids])
     totals = np.pad(has_sound, (REACH_FRAMES + 1, REACH_FRAMES)).cumsum()
     is_near: Bools = totals[2 * REACH_FRAMES + 1 :] > totals[: -2 * REACH_FRAMES - 1]
     return is_near
 
 
-def mask_silence(log_probs: LogProbs, silent: Collection[int]) -> LogProbs:
+def mask_silence(log_probs: LogProbs, silent_ids: Collection[int]) -> LogProbs:
     """Return log-probabilities (U, V) that allow only silent tokens in frames without speech."""
     masked = log_probs.copy()
-    has_sound = ~np.isin(np.arange(log_probs.shape[1]), [*silent])
-    masked[np.ix_(~near_speech(log_probs, silent), has_sound)] = LOWEST
+    has_sound = ~np.isin(np.arange(log_probs.shape[1]), [*silent_ids])
+    masked[np.ix_(~near_speech(log_probs, silent_ids), has_sound)] = LOWEST
     return masked
 
 

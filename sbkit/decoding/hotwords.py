@@ -1,6 +1,6 @@
 """Hotwords: phrases that the user expects, which a decoder rewards while it spells them.
 
-The automaton of Aho and Corasick (1975) finds them in a time that does not grow with the list.
+The automaton of Aho and Corasick (1975) finds them in the same time for any number of phrases.
 """
 
 import math
@@ -21,7 +21,7 @@ from sbkit.text.tokenizer import SPACE, Tokenizer
 PHRASE_REWARD = 2.0
 LETTER_REWARD = 1.2
 MAX_REWARDED_LETTERS = 10  # of a phrase
-FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".lst", ".list")  # of no phrase
+FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".lst", ".list")  # no phrase has them
 # A phrase ends at these characters, and at a period before a space, except after an abbreviation
 # such as Dr. or U.S.A.
 PHRASE_END = re.compile(
@@ -54,7 +54,7 @@ def split_prompt(prompt: str) -> tuple[str, ...]:
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Normalize phrases like transcripts; return those that can be spelled, and the others."""
+    """Normalize phrases like transcripts; return the phrases that can be spelled, and the rest."""
     texts = [texts] if isinstance(texts, str) else texts
     phrases: dict[str, None] = {}
     refused: dict[str, None] = {}
@@ -73,8 +73,8 @@ class PhraseNode:
 
     Attributes:
         children: by character.
-        credit: the share of its reward that a partly spelled phrase has earned, the largest if
-            several phrases begin like this.
+        credit: the part of its reward that a partly spelled phrase has earned; the largest one if
+            several phrases share this prefix.
         earned: the largest reward of the phrases that end here.
         shorter: the node of the longest suffix that begins a phrase, None at the root.
     """
@@ -95,14 +95,14 @@ class PhraseState(NamedTuple):
 class HotwordScorer:
     """Add the reward of a phrase when the end of a word completes it.
 
-    A phrase begins and ends with whole words; marks that it lacks count as spaces. If two end
-    together, the larger reward counts. A partly spelled phrase has credit in proportion to its
-    characters, so that the beam keeps it; it is taken back if the text continues differently.
+    A phrase begins and ends with whole words; marks that it lacks count as spaces. If two phrases
+    end together, the larger reward counts. A partly spelled phrase has credit in proportion to its
+    characters, so that the beam keeps it; the credit is withdrawn if the text goes on differently.
     """
 
     def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._letters = {phrase: tokenizer.letters(phrase) for phrase in rewards}
+        self._letters = {phrase: tokenizer.spelling(phrase) for phrase in rewards}
         self._root = _build({self._letters[phrase]: score for phrase, score in rewards.items()})
 
     def start(self) -> Hashable:
@@ -125,7 +125,7 @@ class HotwordScorer:
         return score - state.node.credit
 
     def choose(self, unbiased: list[Hypothesis], biased: list[Hypothesis]) -> list[Hypothesis]:
-        """Return the biased beam only for a phrase that the other lacks (k2-fsa/icefall#1948)."""
+        """Return the biased beam only if it adds a phrase (k2-fsa/icefall#1948)."""
         new_phrases = self._find(biased[0].tokens) - self._find(unbiased[0].tokens)
         return biased if new_phrases else unbiased
 
@@ -157,7 +157,7 @@ def reward_phrases(phrases: Collection[str], tokenizer: Tokenizer) -> dict[str, 
     penalty = math.log(max(1, len(phrases)))
     rewards: dict[str, float] = {}
     for phrase in phrases:
-        num_letters = min(MAX_REWARDED_LETTERS, len(tokenizer.letters(phrase)))
+        num_letters = min(MAX_REWARDED_LETTERS, len(tokenizer.spelling(phrase)))
         rewards[phrase] = max(0.0, PHRASE_REWARD + LETTER_REWARD * num_letters - penalty)
     return rewards
 

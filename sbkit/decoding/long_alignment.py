@@ -39,8 +39,8 @@ FrameBlock = tuple[int, Float32s]
 class AlignedUtterance(NamedTuple):
     """Where an utterance is spoken: its first frame, the frame after its last, and its score.
 
-    The score is the lowest mean of ln p in SCORE_FRAMES consecutive frames. One letter is found
-    anywhere in speech, so its score is also the lowest of silence in the PAUSE_FRAMES around it.
+    The score is the lowest mean of ln p in SCORE_FRAMES consecutive frames. A single letter occurs
+    anywhere in speech, so its score is also limited by ln p of silence in PAUSE_FRAMES around it.
     """
 
     first: int
@@ -50,7 +50,7 @@ class AlignedUtterance(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _States:
-    """The states of a text, and the column of `_emissions` that each reads."""
+    """The states of a text, and the column of `_emissions` that each state reads."""
 
     columns: Counts  # (N,)
     gaps: Counts  # the states that are gaps, in order
@@ -64,10 +64,10 @@ class _States:
         return cls(columns, np.flatnonzero(columns == gap), vocabulary.blank)
 
 
-def _emissions(log_probs: LogProbs, silent: Collection[int]) -> Float32s:
+def _emissions(log_probs: LogProbs, silent_ids: Collection[int]) -> Float32s:
     """Add ln p of a character that the tokens cannot spell, and of a gap: -> (U, V + 2)."""
     any_token = log_probs.max(1) - GAP_PENALTY
-    gap = np.maximum(any_token, log_probs[:, list(silent)].max(1))
+    gap = np.maximum(any_token, log_probs[:, list(silent_ids)].max(1))
     return np.column_stack([log_probs, any_token, gap]).astype(np.float32)
 
 
@@ -101,9 +101,9 @@ class _Window:
         skipping = np.maximum.accumulate(in_gaps + self._skip_costs) - self._skip_costs
         is_skipped = np.zeros(len(in_gaps), np.bool_)
         is_skipped[1:] = skipping[:-1] - SKIP_PENALTY > in_gaps[1:]
-        skipped = self._gaps[is_skipped]
-        best[skipped] = skipping[is_skipped]
-        moves[skipped] = SKIP
+        skipped_gaps = self._gaps[is_skipped]
+        best[skipped_gaps] = skipping[is_skipped]
+        moves[skipped_gaps] = SKIP
         return best, moves
 
 
@@ -112,15 +112,15 @@ def align_utterances(
     utterances: Sequence[Sequence[int]],
     *,
     vocabulary: Vocabulary,
-    silent: Collection[int],
+    silent_ids: Collection[int],
 ) -> list[AlignedUtterance | None]:
     """Find utterances, lists of tokens, in the frames of a recording (U, V); None: not spoken.
 
-    silent: the tokens without sound, blank and space.
+    silent_ids: the tokens without sound, blank and space.
     """
     states = _States.of(utterances, vocabulary)
-    blocks, last_state = _run_forward(states, log_probs, silent)
-    path, emissions = _trace_back(states, log_probs, silent, blocks, last_state)
+    blocks, last_state = _run_forward(states, log_probs, silent_ids)
+    path, emissions = _trace_back(states, log_probs, silent_ids, blocks, last_state)
     aligned: list[AlignedUtterance | None] = []
     for start, end in zip(states.gaps[:-1] + 1, states.gaps[1:], strict=True):
         first, last, after = np.searchsorted(path, [start, end - 1, end]).tolist()
@@ -133,16 +133,17 @@ def align_utterances(
         width = min(SCORE_FRAMES, end_frame - first)
         sums = np.concatenate([[0.0], np.cumsum(emissions[first:end_frame], dtype=np.float64)])
         score = float((sums[width:] - sums[:-width]).min() / width)
-        if sum(token not in silent for token in utterances[len(aligned)]) == 1:  # found anywhere
+        num_letters = sum(token not in silent_ids for token in utterances[len(aligned)])
+        if num_letters == 1:  # which occurs anywhere
             around = [*range(max(0, first - PAUSE_FRAMES), first)]
             around += range(end_frame, min(len(log_probs), end_frame + PAUSE_FRAMES))
-            score = min([score, *log_probs[around][:, list(silent)].max(1).tolist()])
+            score = min([score, *log_probs[around][:, list(silent_ids)].max(1).tolist()])
         aligned.append(AlignedUtterance(first, end_frame, score))
     return aligned
 
 
 def _run_forward(
-    states: _States, log_probs: LogProbs, silent: Collection[int]
+    states: _States, log_probs: LogProbs, silent_ids: Collection[int]
 ) -> tuple[list[FrameBlock], int]:
     """Return ln p of the best paths before each block, and the best last state, a gap."""
     num_states = len(states.columns)
@@ -152,16 +153,16 @@ def _run_forward(
     blocks: list[FrameBlock] = []
     for start in range(0, len(log_probs), TRACED_FRAMES):
         best_state = int(best.argmax())
-        # The best state is too far ahead while a passage is heard that resembles a later one.
+        # In a passage that resembles a later one, the best state may be too far ahead.
         earliest = int((best > best[best_state] - GAP_PENALTY * WINDOW_STATES / 4).argmax())
         earliest = max(earliest, best_state - 3 * WINDOW_STATES // 4)
         shift = max(0, min(earliest, num_states - WINDOW_STATES - first))
-        added = np.full(shift, -np.inf, np.float32)
-        best = np.concatenate([best[shift:], added]) - best.max()
+        new_states = np.full(shift, -np.inf, np.float32)
+        best = np.concatenate([best[shift:], new_states]) - best.max()
         first += shift
         blocks.append((first, best))
         window = _Window(states, first)
-        for frame in _emissions(log_probs[start : start + TRACED_FRAMES], silent):
+        for frame in _emissions(log_probs[start : start + TRACED_FRAMES], silent_ids):
             best, _ = window.advance(best, frame)
     gaps = states.gaps[(states.gaps >= first) & (states.gaps < first + len(best))]
     return blocks, int(gaps[best[gaps - first].argmax()])
@@ -170,7 +171,7 @@ def _run_forward(
 def _trace_back(
     states: _States,
     log_probs: LogProbs,
-    silent: Collection[int],
+    silent_ids: Collection[int],
     blocks: Sequence[FrameBlock],
     state: int,
 ) -> tuple[Counts, Float32s]:
@@ -180,7 +181,7 @@ def _trace_back(
     for block_index in range(len(blocks) - 1, -1, -1):
         first, best = blocks[block_index]
         start = block_index * TRACED_FRAMES
-        emissions = _emissions(log_probs[start : start + TRACED_FRAMES], silent)
+        emissions = _emissions(log_probs[start : start + TRACED_FRAMES], silent_ids)
         window = _Window(states, first)
         moves = np.empty((len(emissions), len(best)), np.int8)
         for index, frame in enumerate(emissions):

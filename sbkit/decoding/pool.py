@@ -69,8 +69,8 @@ class Alternative:
 class RecognizedClip:
     """The text of a clip; on request its words with times, and the most probable texts.
 
-    start, seconds: where the clip begins in its recording, and its length; with the words.
-    greedy: the greedy result beside that of a beam.
+    start, seconds: where the clip begins in its recording, and its length; set if words are.
+    greedy: the greedy result, if ``text`` is from a beam.
     """
 
     text: str
@@ -116,7 +116,7 @@ class ClipDecoder:
 
     @property
     def holds_gil(self) -> bool:
-        """Whether decoding is pure Python; rescoring needs the model, which is not in a pool."""
+        """Whether decoding is pure Python; rescoring needs the model, which a pool lacks."""
         return isinstance(self.decoder, BeamDecoder) and not self.decoder.attention_rescoring
 
     def decode(self, clip: DecoderInput, *, with_times: bool) -> RecognizedClip:

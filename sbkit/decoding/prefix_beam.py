@@ -42,8 +42,8 @@ class BeamSettings:
         best token of a frame is always tried; blanks and repeats always count.
     max_candidates: tokens appended at a frame, the likeliest first; None for no limit.
     excluded: tokens that are never appended, such as `<unk>`.
-    silent: tokens without sound. A token is appended only where `near_speech` finds speech; at any
-        frame if there are none.
+    silent_ids: tokens without sound. If there are any, a token is appended only where `near_speech`
+        finds speech.
     blank_threshold: natural log-probability of the blank above which nothing is appended.
     """
 
@@ -53,7 +53,7 @@ class BeamSettings:
     token_threshold: float = -inf
     max_candidates: int | None = None
     excluded: Collection[int] = ()
-    silent: Collection[int] = ()
+    silent_ids: Collection[int] = ()
     blank_threshold: float = 0.0
 
 
@@ -136,7 +136,7 @@ class Prefix:
     """A token sequence as a node of a tree, with its probabilities after the latest frame.
 
     Two prefixes are equal only if they are one object. A prefix does not refer to its parent, so
-    that a part of the tree that no prefix of the beam leads to is freed at once.
+    that branches of the tree without a prefix in the beam are freed at once.
 
     token: the last token, -1 for none.
     state, added: the state and the sum of the scorers.
@@ -172,9 +172,11 @@ class Prefix:
 class BeamState(NamedTuple):
     """The state of a search.
 
-    num_frames: decoded so far; beam: its prefixes, which are updated in place; recent: the latest
-    frames (U, V); num_waiting: how many of them are not decoded yet. They have no speech so far,
-    but the next frame may show that they are near speech.
+    num_frames: the number of decoded frames.
+    beam: its prefixes, which are updated in place.
+    recent: the latest frames (U, V).
+    num_waiting: how many of these are not decoded yet: the next frame may show that they are near
+        speech.
     """
 
     num_frames: int
@@ -203,7 +205,7 @@ class PrefixBeamSearch:
     def __init__(self, *, settings: BeamSettings, scorers: Sequence[PrefixScorer] = ()) -> None:
         self.settings = settings
         self._scorers = tuple(scorers)
-        self._states: dict[tuple[Hashable, ...], AutomatonState] = {}  # as they are needed
+        self._states: dict[tuple[Hashable, ...], AutomatonState] = {}  # built when needed
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
@@ -236,7 +238,7 @@ class PrefixBeamSearch:
         """
         check_log_probs(log_probs, self.settings.vocab_size)
         recent = np.concatenate([state.recent, log_probs])
-        is_speech = near_speech(recent, self.settings.silent)
+        is_speech = near_speech(recent, self.settings.silent_ids)
         num_waiting = int((~is_speech[-REACH_FRAMES:]).sum())
         new = slice(len(state.recent) - state.num_waiting, len(recent) - num_waiting)
         frames = make_frames(recent[new], is_speech[new], self.settings)
@@ -462,7 +464,7 @@ def _copy(node: LexiconNode) -> LexiconNode:
 @lru_cache(maxsize=2)  # shared by decoders that differ in their weights
 def make_lexicon(lm: NgramModel, tokenizer: Tokenizer) -> LexiconNode:
     """Return the words of a language model that the recognizer can spell, as a tree."""
-    spell = tokenizer.letters if lm.table is None else lm.normalize
+    spell = tokenizer.spelling if lm.table is None else lm.normalize
     spellings = ((spell(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
         (letters, word, lm.advance(NO_HISTORY, word)[0])
@@ -517,7 +519,7 @@ class WordScorer:
         self._word_bonus = word_bonus
         self._unknown_word_score = unknown_word_score
         value = lm.advance(NO_HISTORY, UNKNOWN)[0]
-        spell = tokenizer.letters if lm.table is None else lm.normalize
+        spell = tokenizer.spelling if lm.table is None else lm.normalize
         spellings = map(spell, added_words)
         entries = [(letters, UNKNOWN, value) for letters in spellings if letters]
         self._root = extend_lexicon(lexicon, entries)

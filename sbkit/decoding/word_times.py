@@ -3,8 +3,8 @@
 log-probabilities, tokens -> alignment -> features of words -> confidences
 
 Times are from forced alignment: Viterbi over the text with blanks between its tokens. CTC emits a
-token in one or two of the frames that it is spoken in, so a word begins before its first token and
-ends after its last one: it is extended by offsets that were fitted to data with known times.
+token in only one or two of the frames where it is spoken, so a word begins before its first token
+and ends after its last one. Offsets that were fitted to data with known times extend it.
 
 A confidence is a logistic function of a word's features, fitted to a validation set (`fit.py`).
 Without a fit there is none, because a raw posterior is not the probability that a word is right.
@@ -57,19 +57,19 @@ class TimedWord:
 
     @property
     def first(self) -> int:
-        return self._spoken[0].first
+        return self._letter_tokens[0].first
 
     @property
     def end(self) -> int:
-        return self._spoken[-1].end
+        return self._letter_tokens[-1].end
 
     @property
     def posterior(self) -> float:
-        """That of its least probable token: of a word with one wrong letter, the mean is high."""
+        """The posterior of the least probable token; one wrong letter hardly lowers a mean."""
         return min(token.posterior for token in self.tokens)
 
     @property
-    def _spoken(self) -> Sequence[TimedToken]:
+    def _letter_tokens(self) -> Sequence[TimedToken]:
         return [token for token in self.tokens if not token.is_mark] or self.tokens
 
 
@@ -115,7 +115,10 @@ def _best_path(log_probs: Float64s, can_skip: Bools) -> Counts:
 def time_words(
     log_probs: LogProbs, tokens: Sequence[int], *, pieces: Sequence[str], blank: int
 ) -> list[TimedWord]:
-    """Return the words of a text with their frames; ``pieces``: the written form by token id."""
+    """Return the words of a text with their frames.
+
+    pieces: the written form of each token, by id.
+    """
     words: list[TimedWord] = []
     text = ""
     timed_tokens = list[TimedToken]()
@@ -174,7 +177,7 @@ def log_odds(probability: float) -> float:
 class WordFeatures(NamedTuple):
     """Features that tell right words from wrong ones.
 
-    posterior: the log odds of the word's least probable token, taking each at its best frame.
+    posterior: the log odds of the word's least probable token, each token at its best frame.
     length: ln of its number of letters.
     lm: ln P(word | history) by the language model of words, also over the letters of an unknown
         word; 0 without a model.
@@ -245,8 +248,8 @@ class WordAligner:
     ) -> tuple[Word, ...]:
         """Return the words that tokens spell, with times: (U, V), L tokens.
 
-        is_decoded: whether the decoder that the confidence was fitted to wrote the tokens; other
-            words have none.
+        is_decoded: whether the tokens are from the decoder to which the confidence was fitted;
+            words from elsewhere get no confidence.
         """
         timed_words = self.find_frames(log_probs, tokens, is_decoded=is_decoded)
         spans = self.offsets.to_samples(
@@ -258,13 +261,13 @@ class WordAligner:
         )
         if self.confidence is None or not is_decoded:
             return words
-        features = word_features(timed_words, self.word_lm)
+        features_of_words = word_features(timed_words, self.word_lm)
         marks = "".join(self.tokenizer.marks)
         return tuple(
             word
             if self.hotwords & {word.text, word.text.strip(marks)}
-            else replace(word, confidence=self.confidence(of_word))
-            for word, of_word in zip(words, features, strict=True)
+            else replace(word, confidence=self.confidence(features))
+            for word, features in zip(words, features_of_words, strict=True)
         )
 
     def find_frames(
@@ -272,13 +275,13 @@ class WordAligner:
     ) -> list[TimedWord]:
         """Align the tokenizer's own spelling of the text, if the frames can hold it.
 
-        Thus a text has the same times whichever decoder wrote it. A decoded word is not where
-        greedy decoding hears nothing.
+        Thus a text has the same times whichever decoder wrote it. Decoded words are kept out of
+        frames where greedy decoding finds no speech.
         """
         spelling = np.array(self.tokenizer.encode(self.tokenizer.decode(list(tokens))), np.int64)
         if frames_needed(spelling, np.array([len(spelling)]))[0] <= len(log_probs):
             tokens = spelling.tolist()
         if is_decoded:
-            log_probs = mask_silence(log_probs, self.tokenizer.silent)
+            log_probs = mask_silence(log_probs, self.tokenizer.silent_ids)
         blank = self.tokenizer.vocabulary.blank
         return time_words(log_probs, tokens, pieces=self.tokenizer.texts, blank=blank)

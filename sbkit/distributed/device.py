@@ -57,15 +57,15 @@ def count_local_devices(device_type: str) -> int:
 
 
 def device_counter_for(target: str | None) -> DeviceCounter:
-    """Return a counter for another machine: `cuda:8` has eight such devices, `cpu` no GPU.
+    """Return a counter for another machine: `cuda:8` has eight such devices, `cpu` has no GPU.
 
-    None is this machine.
+    None stands for this machine.
     """
     if target is None:
         return count_local_devices
     device = parse_device(target, key="--target")
     count = 1 if device.index is None else device.index
-    if count == 0:  # meant as the first GPU, it would check for the CPU without a word
+    if count == 0:  # a user may mean the first GPU, and the check would silently be for the CPU
         raise ConfigError(f"`--target` has no device. Write --target={device.type}:1, or cpu.")
     return lambda device_type: count if device_type == device.type else int(device_type == "cpu")
 
@@ -117,7 +117,7 @@ def check_precision(device_type: str, precision: str, *, key: str = "precision")
 
 
 def find_device(device: torch.device, count: DeviceCounter = count_local_devices) -> torch.device:
-    """Return an existing device with its index, by default that of the local rank."""
+    """Return an existing device with its index, which is the local rank if it is not declared."""
     if device.type == "cpu":
         return torch.device("cpu")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -23,12 +23,12 @@ from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
 from sbkit.base.torch_internals import abort_process_group
 
 TIMEOUT_VARIABLE = "SBKIT_RENDEZVOUS_SECONDS"
-# A rank may wait for hours while another prepares the data. Whether a rank hangs in training shows
-# in its heartbeat.
+# A rank may wait for hours while another prepares the data. In training, heartbeats show whether a
+# rank hangs.
 GROUP_TIMEOUT = timedelta(hours=24)
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # gloo sends objects
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # a launcher sets them
-POLL_SECONDS = 0.1  # between two looks for what another rank does
+POLL_SECONDS = 0.1  # between two checks on another rank
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.is_single = False
-        self.store: Store | None = None  # that of the rendezvous
+        self.store: Store | None = None  # where the ranks met
         self.num_turns = 0  # how often the ranks have waited for rank 0
 
 
@@ -57,7 +57,7 @@ def world_size() -> int:
 
 @contextmanager
 def as_single_process() -> Iterator[None]:
-    """Make this rank a run of its own, while the others wait for it."""
+    """Let this rank act as a run of one process, while the others wait for it."""
     was_single, RANKS.is_single = RANKS.is_single, True
     try:
         yield
@@ -72,7 +72,8 @@ def process_group(device: torch.device) -> Iterator[None]:
     After an error the group is aborted: NCCL would wait for ranks that never come.
     """
     if "RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") == "1":
-        if (tasks := os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":  # not those of the job
+        # The step's tasks, not the job's.
+        if (tasks := os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
             raise DeviceError(
                 f"srun gives its {tasks} tasks no ranks. On one node, run srun --ntasks=1 torchrun "
                 f"--nproc_per_node={tasks} train.py YAML; on more, sbatch tools/launch/slurm.sh "
@@ -80,9 +81,9 @@ def process_group(device: torch.device) -> Iterator[None]:
             )
         yield
         return
-    # DDP imports this module, whose functions take the group of that moment as a default argument.
-    # Imported later, it would let gloo's threads outlive the group and race with the end of the
-    # interpreter: now and then, "terminate called without an active exception".
+    # DDP imports this module, whose functions take the current group as a default argument. If it
+    # were imported later, gloo's threads would outlive the group and race with the interpreter's
+    # end: now and then, "terminate called without an active exception".
     import_module("torch.distributed.nn")
 
     leave: Callable[[], object] = dist.destroy_process_group
@@ -141,8 +142,8 @@ def _join(device: torch.device) -> Store:
 def drop_reducer(module: Any) -> None:
     """Drop the reducer of a DistributedDataParallel before the group ends; a frame may hold both.
 
-    A reducer that outlives its group ends some runs with SIGABRT. One that ends the group holds
-    Python's lock, for which gloo's threads may wait: 1 of 20 such processes never ended.
+    A reducer that outlives its group ends some runs with SIGABRT. A reducer that ends the group
+    itself holds Python's lock, and gloo's threads may wait for it: 1 of 20 such processes hung.
     """
     module.reducer = module.logger = module.process_group = None
 
@@ -163,7 +164,7 @@ def rank0_then_others() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(RuntimeError):  # other ranks that were asked to stop may have left already
+        with suppress(RuntimeError):  # other ranks may have been stopped, and have left already
             _wait_for_rank0()
             _gather(exit_code(error))
         raise
@@ -225,7 +226,7 @@ def gather_over_ranks(value: T) -> list[T]:
 
 @_stopped_like_others()
 def gather_on_rank0(value: T) -> list[T]:
-    """Return the objects of all ranks on rank 0, as `gather_over_ranks`; others get their own."""
+    """Return the objects of all ranks on rank 0, and on any other rank only its own object."""
     values = [value] * (world_size() if rank() == 0 else 1)
     if world_size() > 1:
         dist.gather_object(value, values if rank() == 0 else None)
@@ -234,15 +235,15 @@ def gather_on_rank0(value: T) -> list[T]:
 
 @contextmanager
 def raise_on_all_ranks(errors: type[Exception]) -> Iterator[None]:
-    """Stop all ranks if one raises such an error: it reports it, the others OtherRankError."""
-    raised: Exception | None = None
+    """Stop all ranks if one raises such an error; the others then raise OtherRankError."""
+    own_error: Exception | None = None
     try:
         yield
     except errors as error:
-        raised = error
-    codes = gather_over_ranks(None if raised is None else exit_code(raised))
+        own_error = error
+    codes = gather_over_ranks(None if own_error is None else exit_code(own_error))
     if code := next(filter(None, codes), None):
-        raise raised or OtherRankError(code)
+        raise own_error or OtherRankError(code)
 
 
 def _gather(value: T) -> list[T]:

@@ -1,4 +1,4 @@
-"""Compare, before the first step, what all processes of a run must have in common."""
+"""Check, before the first step, that all processes of a run share the folder and the code."""
 
 import os
 import socket
@@ -34,31 +34,31 @@ def require_shared(folder: Path) -> None:
     # `os.path.exists` is False for a disk that fails; `Path.exists` raises an error.
     while not (is_seen := os.path.exists(file)) and time.monotonic() < deadline:  # noqa: PTH110
         time.sleep(POLL_SECONDS)
-    sights = gather_over_ranks((is_seen, describe_rank()))
+    answers = gather_over_ranks((is_seen, describe_rank()))
     if rank() == 0:
         file.unlink(missing_ok=True)
-    if blind := [description for is_seen, description in sights if not is_seen]:
+    if missing_ranks := [description for is_seen, description in answers if not is_seen]:
         raise ConfigError(
-            f"All processes must share the run folder, but {folder} is not that of rank 0 for "
-            f"{listed(blind)}. Choose an --output_folder that all machines mount."
+            f"All processes must share the run folder, but {folder} of rank 0 is not visible to "
+            f"{listed(missing_ranks)}. Choose an --output_folder that all machines mount."
         )
 
 
 def require_same_code() -> None:
-    """Refuse, on all ranks, a rank with other code than rank 0: their weights would drift apart."""
+    """Refuse, on all ranks, a rank whose code differs from rank 0's: weights would drift apart."""
     if world_size() == 1:
         return
     (first, first_rank), *other_ranks = gather_over_ranks((_describe_code(), describe_rank()))
     for code, other_rank in other_ranks:
-        differing = [
+        differences = [
             f"{name} ({first[name]}, {version})"
             for name, version in code.items()
             if first.get(name, version) != version  # only one may have imported it
         ]
-        if differing:
+        if differences:
             raise ConfigError(
                 f"All processes must run the same code, but {first_rank} and {other_rank} differ "
-                f"in {listed(differing)}."
+                f"in {listed(differences)}."
             )
 
 

@@ -85,7 +85,7 @@ def reliability_bins(confidences: Sequence[float], is_right: Sequence[bool]) -> 
 
 def _auc(values: Float64s, is_right: Bools) -> float:
     """Compare every right word with every wrong one; equal confidences count half."""
-    wrong = np.sort(values[~is_right])
-    num_wrong_below = np.searchsorted(wrong, values[is_right], "left")
-    num_wrong_at_or_below = np.searchsorted(wrong, values[is_right], "right")
-    return float((num_wrong_below + num_wrong_at_or_below).mean() / (2 * len(wrong)))
+    wrong_confidences = np.sort(values[~is_right])
+    num_wrong_below = np.searchsorted(wrong_confidences, values[is_right], "left")
+    num_wrong_at_or_below = np.searchsorted(wrong_confidences, values[is_right], "right")
+    return float((num_wrong_below + num_wrong_at_or_below).mean() / (2 * len(wrong_confidences)))

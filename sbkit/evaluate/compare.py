@@ -1,7 +1,7 @@
-"""Compare runs: which recognizer makes the fewest errors, and does each of the others make more?
+"""Compare runs: which recognizer makes the fewest errors, and do the others really make more?
 
 run folders, or folders of `sbkit score --out` -> the utterances of their common test sets
--> rates and settings as plain data -> a table. Of other tasks, the table has their figures.
+-> rates and settings as plain data -> a table. For other tasks, the table has their metrics.
 
 An interval is valid for one pair of runs. Among many runs, one is the best by chance.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from sbkit.base.errors import DataError
 from sbkit.base.messages import align_columns, short_value
+from sbkit.config.hparams import OUTPUT_FOLDER
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
 from sbkit.evaluate.run_results import SETTINGS_FIELD, read_results
 from sbkit.evaluate.wer import (
@@ -36,10 +37,9 @@ from sbkit.evaluate.wer_report import (
 from sbkit.lm.language_models import SEEN, describe_seen
 from sbkit.logs.metric import percent
 
-MAX_CHANGED = 10  # utterances that are listed
-# Of a run, by their names in its summary: the title, the unit and the format of a column
+MAX_CHANGED_UTTERANCES = 10
+# Columns by their names in a run's summary: title, unit and format
 COSTS = {"parameters": ("M parameters", 1e6, ".1f"), "train_seconds": ("minutes", 60, ".1f")}
-OUTPUT_FOLDER = "output_folder"  # a key of every run's YAML
 COMPUTED_PREFIXES = ("<", "!apply:")  # of paths in the run folder, and of computed values
 
 RunSettings = Mapping[str, Any]
@@ -62,7 +62,7 @@ class ComparedRun(NamedTuple):
 
     @property
     def num_errors(self) -> tuple[int, int]:
-        """The errors of words or, without spaces, of characters; then those of characters."""
+        """The errors in words (in characters without spaces between words), then in characters."""
         errors = [(u.counts.errors, u.errors.characters.errors) for u in self.utterances]
         return sum(count for count, _ in errors), sum(count for _, count in errors)
 
@@ -110,19 +110,19 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
 
 def _figures(name: str, runs: Sequence[Path], figures: Sequence[FigureDict]) -> FigureDict:
     """Return the metrics of runs whose task writes no texts, and the counts that they share."""
-    counts = [{key: n for key, n in of_run.items() if type(n) is int} for of_run in figures]
+    counts = [{key: n for key, n in values.items() if type(n) is int} for values in figures]
     metrics = [  # null for a rate over nothing
-        {key: x for key, x in of_run.items() if x is None or type(x) is float} for of_run in figures
+        {key: x for key, x in values.items() if x is None or type(x) is float} for values in figures
     ]
-    if any(of_run != counts[0] for of_run in counts) or len({*map(frozenset, metrics)}) > 1:
-        tested = (f"{run} on {of_run}" for run, of_run in zip(runs, counts, strict=True))
+    if any(count != counts[0] for count in counts) or len({*map(frozenset, metrics)}) > 1:
+        tests = (f"{run} on {count}" for run, count in zip(runs, counts, strict=True))
         raise DataError(
-            f"The runs were tested on other data or by other metrics in {name}: "
-            f"{'; '.join(tested)}. Score them on the same data: sbkit score RUN DATA --out DIR"
+            f"The runs were tested on other data or with other metrics in {name}: "
+            f"{'; '.join(tests)}. Score them on the same data: sbkit score RUN DATA --out DIR"
         )
     rows = [
-        {"letter": letter, "run": str(run), "metrics": of_run}
-        for letter, run, of_run in zip(_letters(len(runs)), runs, metrics, strict=True)
+        {"letter": letter, "run": str(run), "metrics": values}
+        for letter, run, values in zip(_letters(len(runs)), runs, metrics, strict=True)
     ]
     return {**counts[0], "rows": rows}
 
@@ -148,8 +148,8 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     for run in runs:
         _require_same_references(name, run, best)
     speakers = [
-        next((utterance.speaker for utterance in of_runs if utterance.speaker), "")
-        for of_runs in zip(*(run.utterances for run in runs), strict=True)
+        next((utterance.speaker for utterance in versions if utterance.speaker), "")
+        for versions in zip(*(run.utterances for run in runs), strict=True)
     ]
     grouping = group_by_speaker([utterance.id for utterance in best.utterances], speakers)
     best_counts = counts_of_each(best.utterances, by_words=by_words)
@@ -182,7 +182,7 @@ def _require_same_references(name: str, run: ComparedRun, best: ComparedRun) -> 
     best_keys = Counter(utterance.key for utterance in best.utterances)
     if different := (keys - best_keys) | (best_keys - keys):
         raise DataError(
-            f"The references of {name} in {run.name} and {best.name} differ, for example of "
+            f"The references of {name} in {run.name} and {best.name} differ, for example in "
             f"{min(different)[0]}. Score both on the same data: sbkit score RUN DATA --out DIR"
         )
 
@@ -199,7 +199,7 @@ def _most_changed(a: ComparedRun, b: ComparedRun) -> list[FigureDict]:
             "hypotheses": [in_a.hypothesis, in_b.hypothesis],
             "errors": [in_a.counts.errors, in_b.counts.errors],
         }
-        for in_a, in_b in sorted(changed, key=change, reverse=True)[:MAX_CHANGED]
+        for in_a, in_b in sorted(changed, key=change, reverse=True)[:MAX_CHANGED_UTTERANCES]
     ]
 
 
@@ -235,8 +235,8 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
         yield from align_columns(lines)
         for row in rows:
             if before := row.get("before_training"):
-                described = ", ".join(f"{rate} {percent(before[rate])}" for rate in before)
-                yield f"  {row['letter']}: before training: {described}"
+                texts = [f"{rate} {percent(before[rate])}" for rate in before]
+                yield f"  {row['letter']}: before training: {', '.join(texts)}"
             if row.get(SEEN) is not None:
                 yield f"  {row['letter']}: {describe_seen(row[SEEN])}"
         if figures["changed"]:
@@ -272,15 +272,15 @@ def _cells(row: FigureDict, rates: Sequence[str], costs: Sequence[str]) -> tuple
 def differing_settings(runs: Mapping[str, RunSettings]) -> dict[str, RunSettings]:
     """Return the value of each differing setting in each run, by the runs' names; null if missing.
 
-    A value within an object that follows from a setting is left out: `CNN.d_model` of `d_model`.
-    Beside a bundle, which knows a few settings only, these are compared.
+    A value inside an object that follows from a setting is left out: `CNN.d_model` follows from
+    `d_model`. A bundle has only a few settings, so only these are compared with it.
     """
     differing: dict[str, RunSettings] = {}
     are_runs = all(OUTPUT_FOLDER in settings for settings in runs.values())
     names = dict.fromkeys(chain.from_iterable(runs.values()))
     if not are_runs:
         names = {name: None for name in names if all(name in values for values in runs.values())}
-    for name in sorted(names, key=lambda name: "." in name):  # settings before what follows
+    for name in sorted(names, key=lambda name: "." in name):  # settings before values inside
         values = {run: settings.get(name) for run, settings in runs.items()}
         in_order = [*values.values()]
         is_same = in_order == in_order[:1] * len(in_order)

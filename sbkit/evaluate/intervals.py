@@ -19,13 +19,17 @@ from sbkit.evaluate.wer import ErrorCounts, FigureDict
 
 NUM_DRAWS = 10_000
 UNITS_AT_ONCE = 1 << 17  # drawn together: 1 MB stays in a core's cache
-MAX_KEPT_UNITS = 1 << 20  # whose draws are kept, 8 MB; those of 20,000 clips would be 1.6 GB
+MAX_CACHED_UNITS = 1 << 20  # cached draws take 8 MB; draws of 20,000 clips would take 1.6 GB
 MIN_UNITS = 10  # an interval over fewer contains the true rate in less than 90 %
 CountsByRate = Mapping[str, Sequence[ErrorCounts]]  # of each utterance, by the name of the rate
 
 
 class Grouping(NamedTuple):
-    """The units that the bootstrap draws, as in `Interval`; groups: that of each utterance."""
+    """The units that the bootstrap draws.
+
+    unit: as in `Interval`.
+    groups: the name of each utterance's unit.
+    """
 
     unit: str
     groups: tuple[str, ...]
@@ -58,7 +62,7 @@ class Interval:
         return f"{100 * self.low:.1f} to {100 * self.high:.1f}"
 
     def describe_units(self) -> str:
-        """Format the number of units, with "only" if an interval over so few is too narrow."""
+        """Format the number of units, with "only" if they are too few for a reliable interval."""
         return f"{'only ' if self.unit_count < MIN_UNITS else ''}{self._count_units()}"
 
     def _count_units(self) -> str:
@@ -88,10 +92,10 @@ def intervals_of(
     difference of both rates. Both rates of a draw are from the same units, so the units' difficulty
     cancels out.
     """
-    errors = np.array([[c.errors for c in of_rate] for of_rate in counts.values()], np.int64)
+    errors = np.array([[c.errors for c in series] for series in counts.values()], np.int64)
     if minus is not None:
         errors -= [[c.errors for c in minus[rate]] for rate in counts]
-    lengths = [[c.reference_length for c in of_rate] for of_rate in counts.values()]
+    lengths = [[c.reference_length for c in series] for series in counts.values()]
     intervals = rate_intervals(errors, np.array(lengths, np.int64), grouping)
     return dict(zip(counts, intervals, strict=True))
 
@@ -117,8 +121,10 @@ def rate_intervals(
     np.add.at(unit_counts, unit_of, np.concatenate([errors, totals]).T)
     ends: Array = np.full((2, len(errors)), None)
     if len(units) > 1:
-        resample = _few_resamples if draws * len(units) <= MAX_KEPT_UNITS else _resamples
-        sums = np.concatenate([drawn @ unit_counts for drawn in resample(len(units), draws, seed)])
+        resample = _cached_resamples if draws * len(units) <= MAX_CACHED_UNITS else _resamples
+        sums = np.concatenate(
+            [unit_weights @ unit_counts for unit_weights in resample(len(units), draws, seed)]
+        )
         drawn_totals = np.maximum(sums[:, len(errors) :], 1)  # references may be empty
         rates = sums[:, : len(errors)] / drawn_totals
         has_total = totals.any(axis=1)
@@ -135,12 +141,12 @@ def _resamples(num_units: int, draws: int, seed: int) -> Iterator[Float64s]:
     draws_at_once = max(1, UNITS_AT_ONCE // num_units)
     for first in range(0, draws, draws_at_once):
         rows = np.arange(min(draws_at_once, draws - first))[:, None]
-        drawn = random.integers(num_units, size=(len(rows), num_units))
-        counts = np.bincount((rows * num_units + drawn).ravel(), minlength=drawn.size)
-        yield counts.reshape(drawn.shape).astype(np.float64)
+        drawn_units = random.integers(num_units, size=(len(rows), num_units))
+        counts = np.bincount((rows * num_units + drawn_units).ravel(), minlength=drawn_units.size)
+        yield counts.reshape(drawn_units.shape).astype(np.float64)
 
 
 @lru_cache(maxsize=1)
-def _few_resamples(num_units: int, draws: int, seed: int) -> list[Float64s]:
+def _cached_resamples(num_units: int, draws: int, seed: int) -> list[Float64s]:
     """Keep the draws for the next slice, which often has as many units."""
     return [*_resamples(num_units, draws, seed)]

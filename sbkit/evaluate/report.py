@@ -27,7 +27,7 @@ MAX_BYTES, MAX_ROW_BYTES = 5_600_000, 700_000
 MAX_FREQUENT_ERRORS = 20  # of each kind
 MAX_SLICES = 200  # values of a column: 10,000 speakers would take 6 MB
 
-Clips = Callable[[str, list[str], int], Mapping[str, str]]
+ClipLoader = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and a limit in bytes, return MP3 in base64 by id."""
 
 
@@ -37,7 +37,7 @@ def write_report(
     title: str,
     test: Mapping[str, FigureDict],
     utterances: Mapping[str, Sequence[ScoredUtterance]],
-    clips: Clips,
+    clips: ClipLoader,
     metrics: Metrics,
     notes: Sequence[str] = (),
     pictures: Iterable[Path | str] = (),
@@ -86,14 +86,14 @@ def _sounds(picture: Path) -> dict[str, str]:
 
 
 def _section(
-    name: str, utterances: Sequence[ScoredUtterance], clips: Clips, *, num_sets: int
+    name: str, utterances: Sequence[ScoredUtterance], clips: ClipLoader, *, num_sets: int
 ) -> tuple[FigureDict, list[FigureDict]]:
     """Return the section of a test set and its rows; ``num_sets`` test sets share the page."""
     utterances = sorted(utterances, key=lambda utterance: utterance.key)
-    ordered = order_by_use(utterances)
-    ends = accumulate(len(to_json(row(utterance, {})).encode()) for utterance in ordered)
+    utterances_by_use = order_by_use(utterances)
+    ends = accumulate(len(to_json(row(utterance, {})).encode()) for utterance in utterances_by_use)
     shown_ends = [0, *takewhile(lambda end: end <= MAX_ROW_BYTES // num_sets, ends)]
-    shown_utterances = ordered[: len(shown_ends) - 1]
+    shown_utterances = utterances_by_use[: len(shown_ends) - 1]
     clip_bytes = MAX_BYTES // num_sets - shown_ends[-1]
     ids = [utterance.id for utterance in shown_utterances[: MAX_CLIPS // num_sets]]
     clip_of_id = clips(name, ids, clip_bytes)
@@ -123,38 +123,40 @@ def _slices(slices: Mapping[str, Mapping[str, FigureDict]]) -> Iterator[FigureDi
 def order_by_use(utterances: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
     """Order utterances for a report: alternately the worst and a random one, always the same."""
     worst_first = sorted(utterances, key=lambda utterance: (-utterance.counts.errors, utterance.id))
-    drawn = np.random.default_rng(0).permutation(len(worst_first)).tolist()
-    alternating = chain.from_iterable(enumerate(drawn))
+    random_order = np.random.default_rng(0).permutation(len(worst_first)).tolist()
+    alternating = chain.from_iterable(enumerate(random_order))
     return [worst_first[index] for index in dict.fromkeys(alternating)]
 
 
-def row(scored: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
+def row(utterance: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
     """Return an utterance as plain data; ``marks``: S, D, I or = (right) for each word pair."""
-    greedy = None if scored.greedy is None else scored.greedy.hypothesis
-    is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
-    times = [[round(word.start, 3), round(word.end, 3), word.confidence] for word in scored.words]
+    greedy = None if utterance.greedy is None else utterance.greedy.hypothesis
+    is_timed = [word.text for word in utterance.words] == utterance.hypothesis.split()
+    times = [
+        [round(word.start, 3), round(word.end, 3), word.confidence] for word in utterance.words
+    ]
     return {
-        "id": scored.id,
-        "reference": scored.reference,
-        "hypothesis": scored.hypothesis,
-        "greedy": None if greedy == scored.hypothesis else greedy,
-        "marks": "".join(mark_pair(*pair) or "=" for pair in scored.aligned_units),
-        "errors": scored.counts.errors,
-        "character_errors": scored.errors.characters.errors,
-        "words": scored.errors.words.reference_length,
-        "characters": scored.errors.characters.reference_length,
-        "seconds": scored.seconds,
-        "speaker": scored.speaker,
+        "id": utterance.id,
+        "reference": utterance.reference,
+        "hypothesis": utterance.hypothesis,
+        "greedy": None if greedy == utterance.hypothesis else greedy,
+        "marks": "".join(mark_pair(*pair) or "=" for pair in utterance.aligned_units),
+        "errors": utterance.counts.errors,
+        "character_errors": utterance.errors.characters.errors,
+        "words": utterance.errors.words.reference_length,
+        "characters": utterance.errors.characters.reference_length,
+        "seconds": utterance.seconds,
+        "speaker": utterance.speaker,
         "heard": times if is_timed else None,
-        "clip": clips.get(scored.id),
+        "clip": clips.get(utterance.id),
     }
 
 
 def confusions(pairs: Counter[tuple[str, str]]) -> dict[str, list[FigureDict]]:
     """Return the most frequent errors by kind, given how often words are aligned."""
     errors: dict[str, list[FigureDict]] = {"Substituted": [], "Deleted": [], "Inserted": []}
-    wrong = (pair for pair in pairs if pair[0] != pair[1])
-    for pair in sorted(wrong, key=lambda pair: (-pairs[pair], pair)):
+    wrong_pairs = (pair for pair in pairs if pair[0] != pair[1])
+    for pair in sorted(wrong_pairs, key=lambda pair: (-pairs[pair], pair)):
         reference, hypothesis = pair
         kind = "Inserted" if not reference else "Substituted" if hypothesis else "Deleted"
         error = {"reference": reference, "hypothesis": hypothesis, "count": pairs[pair]}

@@ -1,4 +1,4 @@
-"""The records of runs and folders of scores about themselves, such as ``summary.json``."""
+"""Read the records that runs and folders of scores contain, such as ``summary.json``."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from sbkit.evaluate.wer import FigureDict
 
 SUMMARY = "summary.json"  # of a run, and of `sbkit score --out`
 BUNDLE_CONFIG = "bundle/config.json"  # of a run
-BEFORE_TRAINING = "before_training.json"  # of a run: the scores of what it starts from
+BEFORE_TRAINING = "before_training.json"  # of a run: the scores of the initial model
 DATA_REPORT = "data_report.json"
 SETTINGS_FIELD = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
 PROVENANCE = "provenance"  # in SUMMARY: the weights and the decoder that were measured
@@ -25,7 +25,7 @@ def read_json(file: Path) -> Any:
 
 
 def read_results(folder: Path) -> FigureDict:
-    """Return the `summary.json` of a run or a folder of scores, for all that tell its figures."""
+    """Return the `summary.json` of a run or a folder of scores."""
     results: FigureDict | None = read_json(folder / SUMMARY)
     if results is None:
         raise BundleError(

@@ -14,7 +14,7 @@ from sbkit.base.files import write_lines_atomically
 from sbkit.base.messages import printable
 from sbkit.evaluate.wer import FigureDict
 
-Result = TypeVar("Result")  # of an utterance
+UtteranceResult = TypeVar("UtteranceResult")  # of an utterance
 Slices = dict[str, dict[str, FigureDict]]  # column -> value -> utterances and metrics
 LENGTH = "length"  # a column that can be computed for any data
 LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
@@ -23,7 +23,10 @@ EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 @concerning("report_by")
 def require_columns(report_by: Sequence[str], tests: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError if a test set lacks a column; ``tests``: the columns of each by name."""
+    """Raise ConfigError if a test set lacks a column.
+
+    tests: the columns of each test set, by its name.
+    """
     for name, test_columns in tests.items():
         columns = [*dict.fromkeys([*test_columns, LENGTH])]
         for column in report_by:
@@ -44,13 +47,13 @@ def length_group(seconds: float) -> str:
 
 def measure_slices(
     columns: Mapping[str, Sequence[str]],
-    results: Sequence[Result],
-    measure: Callable[[Sequence[Result]], Mapping[str, object]],
+    results: Sequence[UtteranceResult],
+    measure: Callable[[Sequence[UtteranceResult]], Mapping[str, object]],
 ) -> Slices:
     """Measure the results for each value of each column, which has a value for each result."""
     slices: Slices = {}
     for name, values in columns.items():
-        by_value: dict[str, list[Result]] = defaultdict(list)
+        by_value: dict[str, list[UtteranceResult]] = defaultdict(list)
         for value, result in zip(values, results, strict=True):
             by_value[value or EMPTY_VALUE].append(result)
         # Groups of equal size share the draws of their intervals.

@@ -56,7 +56,7 @@ class ErrorRate(NamedTuple):
     """
 
     units: str
-    needs_spaces: bool = False  # so that a language without spaces between words has no such rate
+    needs_spaces: bool = False  # whether only languages with spaces between words have this rate
 
     @property
     def error_key(self) -> str:
@@ -95,7 +95,7 @@ class TextErrors:
         return self.characters.rate
 
     def counts_by_rate(self, *, by_words: bool) -> dict[str, ErrorCounts]:
-        """Return the counts of each rate; none of words unless ``by_words``."""
+        """Return the counts of each rate; rates of words only if ``by_words``."""
         names = [name for name, rate in ERROR_RATES.items() if by_words or not rate.needs_spaces]
         return {name: getattr(self, ERROR_RATES[name].units) for name in names}
 
@@ -120,8 +120,8 @@ class ScoredUtterance:
     speaker, normalizer: "" if unknown; the normalizer has a name and a hash.
     words: the timed words of the hypothesis, if they were aligned.
     by_words: False for a language without spaces between words, which has no WER.
-    counts_of_greedy: in a validation.
-    normalized: the same utterance with texts that another normalizer wrote.
+    counts_of_greedy: known in a validation.
+    normalized: the same utterance, with its texts from another normalizer.
     """
 
     id: str
@@ -159,9 +159,9 @@ class ScoredUtterance:
 UnitPairs = list[tuple[str, str]]  # a unit of the reference and of the hypothesis; "" for none
 
 
-def all_have_word_boundaries(scored: Iterable[ScoredUtterance]) -> bool:
+def all_have_word_boundaries(utterances: Iterable[ScoredUtterance]) -> bool:
     """Check whether all utterances are in a language with spaces between words."""
-    return all(utterance.by_words for utterance in scored)
+    return all(utterance.by_words for utterance in utterances)
 
 
 def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> UnitPairs:
@@ -177,26 +177,26 @@ def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> Uni
     return pairs
 
 
-def total_errors(scored: Iterable[ScoredUtterance]) -> TextErrors:
+def total_errors(utterances: Iterable[ScoredUtterance]) -> TextErrors:
     """Add the errors of a whole split."""
-    return sum((utterance.errors for utterance in scored), TextErrors())
+    return sum((utterance.errors for utterance in utterances), TextErrors())
 
 
 def counts_of_each(
-    scored: Sequence[ScoredUtterance], *, by_words: bool
+    utterances: Sequence[ScoredUtterance], *, by_words: bool
 ) -> dict[str, list[ErrorCounts]]:
     """Return the counts of each utterance, by the name of the rate."""
-    counts = [utterance.errors.counts_by_rate(by_words=by_words) for utterance in scored]
+    counts = [utterance.errors.counts_by_rate(by_words=by_words) for utterance in utterances]
     names = TextErrors().counts_by_rate(by_words=by_words)
     return {name: [by_name[name] for by_name in counts] for name in names}
 
 
-def greedy_shares(scored: Iterable[ScoredUtterance]) -> dict[str, float]:
+def greedy_shares(utterances: Iterable[ScoredUtterance]) -> dict[str, float]:
     """Return the share of blank frames, and the tokens written per token of the transcripts.
 
     Empty if nothing was counted.
     """
-    counts = [u.counts_of_greedy for u in scored if u.counts_of_greedy is not None]
+    counts = [u.counts_of_greedy for u in utterances if u.counts_of_greedy is not None]
     if not counts:
         return {}
     frames, blanks, written, expected = map(sum, zip(*counts, strict=True))

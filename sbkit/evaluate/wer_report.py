@@ -1,9 +1,9 @@
 """The results of a recognizer on a test set: its figures, and files for people and for programs.
 
 `wer_SET.txt` has every utterance with its aligned errors. `utterances_SET.jsonl` has a line for
-each utterance, sorted by id. Its texts are as they were scored, its `normalized` ones by a further
-normalizer, and `greedy` is the text of greedy decoding, if another decoder was used. Counts are in
-words and characters, or only characters in a language without spaces. Times are in seconds.
+each utterance, sorted by id, with the texts that were scored. `normalized` has the texts of a
+further normalizer, and `greedy` the text of greedy decoding if another decoder was used. Counts are
+in words and characters, or only characters in a language without spaces. Times are in seconds.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from sbkit.text.recognized_word import Word
 
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
-MAX_CHANGED_WORDS = 0.1  # words that a usual normalizer splits or joins
+MAX_CHANGED_SHARE = 0.1  # of words that a normalizer usually splits or joins
 
 
 def write_results(
@@ -53,7 +53,7 @@ def write_results(
 # ---- for people
 
 
-def write_wer(path: Path, scored: Iterable[ScoredUtterance], figures: FigureDict) -> None:
+def write_wer(path: Path, utterances: Iterable[ScoredUtterance], figures: FigureDict) -> None:
     """Write the error rates, then every utterance with its aligned errors, the worst first."""
 
     def rank(utterance: ScoredUtterance) -> tuple[int, int, str]:
@@ -71,8 +71,8 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance], figures: FigureDict
     )
     if "normalized" in figures:
         rates.append(_describe_normalized(figures["normalized"]))
-    utterances = chain.from_iterable(map(_describe_utterance, sorted(scored, key=rank)))
-    write_lines_atomically(path, chain(rates, ["", legend], utterances))
+    blocks = chain.from_iterable(map(_describe_utterance, sorted(utterances, key=rank)))
+    write_lines_atomically(path, chain(rates, ["", legend], blocks))
 
 
 def _describe_utterance(utterance: ScoredUtterance) -> Iterator[str]:
@@ -91,9 +91,9 @@ def describe_results(figures: FigureDict) -> str:
     line = _describe_rates(figures)
     if "normalized" in figures:
         line += f"; {_describe_normalized(figures['normalized'])}"
-        before, after = (counted.get("words", 0) for counted in (figures, figures["normalized"]))
-        # Whisper's normalizer splits many words of some languages at signs of vowels.
-        if abs(after - before) > MAX_CHANGED_WORDS * before:
+        before, after = (rates.get("words", 0) for rates in (figures, figures["normalized"]))
+        # In some languages Whisper's normalizer splits many words at vowel signs.
+        if abs(after - before) > MAX_CHANGED_SHARE * before:
             counts = f"the normalizer makes {after} words of {before}"
             line += f" ({counts}, so the WER counts other words)"
     if "greedy" in figures:
@@ -142,21 +142,21 @@ def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
 # ---- figures
 
 
-def greedy_of(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
+def greedy_of(utterances: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
     """Return the greedy result of each utterance that also has a beam result."""
-    return [utterance.greedy for utterance in scored if utterance.greedy is not None]
+    return [utterance.greedy for utterance in utterances if utterance.greedy is not None]
 
 
-def normalized_of(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
+def normalized_of(utterances: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
     """Return each utterance with the texts that another normalizer wrote, if there is one."""
-    return [utterance.normalized for utterance in scored if utterance.normalized is not None]
+    return [utterance.normalized for utterance in utterances if utterance.normalized is not None]
 
 
-def word_confidences(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bool]]:
+def word_confidences(utterances: Iterable[ScoredUtterance]) -> tuple[list[float], list[bool]]:
     """Return the confidence of each word that has one, and whether the word is correct."""
     confidences: list[float] = []
     are_correct: list[bool] = []
-    for utterance in scored:
+    for utterance in utterances:
         texts = [word.text for word in utterance.words]
         correctness = word_correctness(utterance.reference.split(), texts)
         for word, is_correct in zip(utterance.words, correctness, strict=True):
@@ -181,15 +181,17 @@ def figures_of_test_set(results: Sequence[ScoredUtterance]) -> FigureDict:
     return figures
 
 
-def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
+def _decoder_figures(utterances: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates, counts, intervals and calibration of one decoder."""
-    figures = rates_and_counts(total_errors(scored), by_words=all_have_word_boundaries(scored))
-    figures |= _interval_figures(scored)
-    if scored and scored[0].normalizer:
-        figures["normalizer"] = scored[0].normalizer
-    if normalized := normalized_of(scored):
+    figures = rates_and_counts(
+        total_errors(utterances), by_words=all_have_word_boundaries(utterances)
+    )
+    figures |= _interval_figures(utterances)
+    if utterances and utterances[0].normalizer:
+        figures["normalizer"] = utterances[0].normalizer
+    if normalized := normalized_of(utterances):
         figures["normalized"] = _decoder_figures(normalized)
-    confidence = measure_calibration(*word_confidences(scored))
+    confidence = measure_calibration(*word_confidences(utterances))
     if confidence is not None:
         figures["confidence"] = asdict(confidence)
     return figures
@@ -218,9 +220,9 @@ def slice_figures(results: Sequence[ScoredUtterance]) -> FigureDict:
     return figures | _interval_figures(results)
 
 
-def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
-    ids, speakers = ([getattr(u, name) for u in scored] for name in ("id", "speaker"))
-    counts = counts_of_each(scored, by_words=all_have_word_boundaries(scored))
+def _interval_figures(utterances: Sequence[ScoredUtterance]) -> FigureDict:
+    ids, speakers = ([getattr(u, name) for u in utterances] for name in ("id", "speaker"))
+    counts = counts_of_each(utterances, by_words=all_have_word_boundaries(utterances))
     return interval_figures(counts, ids, speakers)
 
 

@@ -90,11 +90,11 @@ class ArpaFile:
         return b""
 
     def error(self, fault: str) -> DataError:
-        """Return the error that the file has a fault; ``fault`` is a sentence without its stop."""
+        """Return an error about the file; ``fault`` is a sentence without its period."""
         return DataError(f"{self._path} is not a valid ARPA file: {fault}.")
 
     def line_error(self, expected: str) -> DataError:
-        """Return the error that the last line is not what is ``expected`` there."""
+        """Return an error about the last line, where the format has ``expected``."""
         if not self._line:
             return self.error(f"it is truncated, expected {expected}")
         line = self._line[:80].decode(errors="backslashreplace")
@@ -196,7 +196,7 @@ def _find_keys(words: Int64s, lower_orders: Sequence[Grams]) -> tuple[Int64s, Bo
     for position, grams in enumerate(lower_orders[1:], start=1):
         prefix_keys = indices * num_words + words[:, position]
         indices = np.searchsorted(grams.keys, prefix_keys)
-        # An absent key may be sorted behind the last one, where there is no n-gram to compare.
+        # A missing key may sort after the last one; then no n-gram is left to compare it with.
         is_inside = indices < len(grams)
         is_found &= is_inside
         is_found[is_inside] &= grams.keys[indices[is_inside]] == prefix_keys[is_inside]
@@ -204,7 +204,7 @@ def _find_keys(words: Int64s, lower_orders: Sequence[Grams]) -> tuple[Int64s, Bo
 
 
 def write_arpa(model: NgramModel, path: Path | str) -> None:
-    """Write a model as an ARPA file atomically, with nine digits, enough for a float32."""
+    """Write a model as an ARPA file atomically, with nine digits, which are exact for a float32."""
     counts = [f"ngram {order}={len(grams)}" for order, grams in enumerate(model.grams, start=1)]
     sections = ["\\data\\\n" + "\n".join(counts) + "\n"]
     prefixes = [""]  # by index in the order below

@@ -52,11 +52,11 @@ class GramCounts:
 
 
 def train(sentences: Iterable[Sequence[str]], *, order: int) -> TrainedNgrams:
-    """Train a model on sentences of words, which are read once.
+    """Train a model on sentences, which are read only once.
 
-    sentences: each a list of words, or a text with spaces between them; a string is one sentence.
+    An order whose discounts cannot be estimated uses lmplz's ``--discount_fallback``.
 
-    An order whose discounts cannot be estimated has lmplz's ``--discount_fallback``.
+    sentences: each a list of words, or a text with spaces between words; a string is one sentence.
 
     >>> trained = train([["call", "me"], ["call", "the", "office"]], order=2)
     >>> trained.model.order, trained.num_tokens
@@ -68,12 +68,12 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> TrainedNgrams:
         )
     sentences = [sentences] if isinstance(sentences, str) else sentences
     words, ids = index_words(sentences)
-    counted = count_ngrams(ids, len(words), order)
+    counts_by_order = count_ngrams(ids, len(words), order)
     num_sentences = int((ids == END).sum())
-    estimates = [estimate_discounts(grams.counts) for grams in counted]
+    estimates = [estimate_discounts(grams.counts) for grams in counts_by_order]
     discounts = [estimate or FALLBACK_DISCOUNTS for estimate in estimates]
     return TrainedNgrams(
-        model=NgramModel(words, smooth(counted, discounts)),
+        model=NgramModel(words, smooth(counts_by_order, discounts)),
         fallback_orders=tuple(n for n, d in enumerate(estimates, start=1) if d is None),
         num_sentences=num_sentences,
         num_tokens=len(ids) - 2 * num_sentences,
@@ -92,8 +92,8 @@ def index_words(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], In
     text_ids = array("i")  # 4 bytes a word
     for sentence in sentences:
         text_ids.append(BEGIN)
-        its_words = sentence.split() if isinstance(sentence, str) else sentence
-        text_ids.extend(map(first_ids.__getitem__, its_words))
+        sentence_words = sentence.split() if isinstance(sentence, str) else sentence
+        text_ids.extend(map(first_ids.__getitem__, sentence_words))
         text_ids.append(END)
     if len(first_ids) == len(SPECIAL):
         raise DataError("A language model needs a text with at least one word.")
@@ -107,7 +107,7 @@ def count_ngrams(ids: Int64s, size: int, order: int) -> list[GramCounts]:
     """Count the n-grams of all orders up to ``order``: ids (T,) of ``size`` words."""
     frequencies = np.bincount(ids, minlength=size)
     frequencies[BEGIN] = 0  # it is never predicted
-    counted = [GramCounts(np.arange(size), np.zeros(size, np.int64), frequencies)]
+    counts_by_order = [GramCounts(np.arange(size), np.zeros(size, np.int64), frequencies)]
     index_type = np.min_scalar_type(len(ids))  # of 4 bytes, which halves the memory
     ids = ids.astype(index_type)
     ends = np.arange(len(ids), dtype=index_type)  # (T',) where an n-gram within one sentence ends
@@ -123,14 +123,14 @@ def count_ngrams(ids: Int64s, size: int, order: int) -> list[GramCounts]:
         keys, frequencies = all_keys[first], np.diff(first, append=len(all_keys))
         del all_keys
         suffixes = rows[ends[first]].astype(np.int64)
-        lower = counted[-1]
+        lower = counts_by_order[-1]
         num_previous = np.bincount(suffixes, minlength=len(lower.keys))  # different words before
-        counted[-1] = replace(lower, counts=np.where(begins, lower.counts, num_previous))
-        counted.append(GramCounts(keys, suffixes, frequencies))
+        counts_by_order[-1] = replace(lower, counts=np.where(begins, lower.counts, num_previous))
+        counts_by_order.append(GramCounts(keys, suffixes, frequencies))
         begins = begins[keys // size]
         rows = np.zeros_like(rows)
         rows[ends] = np.repeat(np.arange(len(keys), dtype=index_type), frequencies)
-    return counted
+    return counts_by_order
 
 
 def estimate_discounts(counts: Int64s) -> tuple[float, ...] | None:
@@ -149,15 +149,16 @@ def estimate_discounts(counts: Int64s) -> tuple[float, ...] | None:
 
 
 def smooth(
-    counted: Sequence[GramCounts], discounts: Sequence[tuple[float, ...]]
+    counts_by_order: Sequence[GramCounts], discounts: Sequence[tuple[float, ...]]
 ) -> tuple[Grams, ...]:
     """Compute the probabilities of all orders, each interpolated with the order below."""
-    size = len(counted[0].keys)
+    size = len(counts_by_order[0].keys)
     lower = np.array([1 / (size - 1)])  # of order 0: uniform over all words except <s>
     log_probs: list[Float32s] = []
     log_backoffs: list[Float32s] = []  # of the contexts of each order: the first is empty
-    for order, (grams, by_count) in enumerate(zip(counted, discounts, strict=True), start=1):
-        discount = np.array(by_count)[np.minimum(grams.counts, 3)]  # (N,)
+    pairs = zip(counts_by_order, discounts, strict=True)
+    for order, (grams, discount_by_count) in enumerate(pairs, start=1):
+        discount = np.array(discount_by_count)[np.minimum(grams.counts, 3)]  # (N,)
         num_contexts, prefixes = len(lower), grams.keys // size  # (N,) rows of the order below
         totals = np.bincount(prefixes, grams.counts, num_contexts)
         freed_totals = np.bincount(prefixes, discount, num_contexts)
@@ -171,7 +172,7 @@ def smooth(
         log_backoffs.append(_log(backoffs))
         lower = probs
     log_backoffs.append(_log(np.ones(len(lower))))  # the highest order has no longer n-grams
-    keys = (grams.keys for grams in counted)
+    keys = (grams.keys for grams in counts_by_order)
     return tuple(map(Grams, keys, log_probs, log_backoffs[1:]))
 
 

@@ -2,7 +2,7 @@
 
 The file is safetensors. Each model has a name, `words` or `tokens`; its arrays are `NAME.keys_2`,
 `NAME.log_probs_1` and so on, and its words are one text. `seen` has hashes of the sentences that
-they were trained on; an ARPA file does not tell.
+the models were trained on; a model from an ARPA file has none.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ SEEN = "seen_by_language_model"  # in the figures of a test set: what `count_see
 class LanguageModels:
     """The language models of a decoder, of words and of tokens; None for no model.
 
-    seen: hashes of the sentences that they were trained on; None if these are not known.
+    seen: hashes of the sentences that the models were trained on; None if unknown.
     """
 
     words: NgramModel | None
@@ -43,7 +43,7 @@ class LanguageModels:
     seen: Array | None = None
 
     def count_seen(self, texts: Iterable[str], table: TextTable) -> dict[str, Any]:
-        """Count the normalized texts of a test set that the models were trained on, as SEEN."""
+        """Count, under SEEN, the normalized texts of a test set that occur in the training text."""
         if self.seen is None:
             return {}
         hashes = hash_sentences(filter(None, (plain_text(text, table) for text in texts)))
@@ -51,7 +51,7 @@ class LanguageModels:
 
 
 def plain_text(text: str, table: TextTable | None) -> str:
-    """Return a text that is normalized by a table, without case and punctuation."""
+    """Drop case and punctuation from a text that a table has normalized."""
     return text if table is None or table.is_plain else normalize(text, "", table.plain)
 
 
@@ -144,7 +144,7 @@ def _make_model(arrays: Mapping[str, Array], name: str, order: int) -> NgramMode
             keys.dtype == np.int64
             and keys.ndim == 1
             and all(column.dtype == np.float32 and column.shape == keys.shape for column in columns)
-            # Keys increase from 0 to below the number of contexts times that of words.
+            # Keys increase from 0, and stay below the number of contexts times the number of words.
             and (np.diff(keys, prepend=-1, append=num_contexts * len(words)) > 0).all()
             and np.isfinite(columns).all()
             and (grams.log_probs <= 0).all()
@@ -164,13 +164,13 @@ def load_language_models(
     """
     models, metadata, seen = load(file, content)
     digest = metadata.get("tokenizer")
-    if digest != digest_of(tokenizer):
+    if digest != tokenizer_digest(tokenizer):
         raise BundleError(
             f"The language models in {file} belong to another tokenizer. Train them again."
         )
     return LanguageModels(models.get(WORDS), models.get(TOKENS), seen)
 
 
-def digest_of(tokenizer: Tokenizer) -> str:
+def tokenizer_digest(tokenizer: Tokenizer) -> str:
     """Return the SHA-256 of a tokenizer."""
     return hashlib.sha256(tokenizer.content).hexdigest()

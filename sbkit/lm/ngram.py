@@ -47,8 +47,8 @@ class NgramModel:
 
     words: by id, `<unk>`, `<s>`, `</s>`, then the others in the order of their code points;
     grams: by order. The unigrams are all V words, so the row of a unigram is its id.
-    table: the text table that words pass before they are looked up, if the texts keep case
-        or punctuation and the words of the model do not; None if words are looked up as written.
+    table: the text table that normalizes words before they are looked up, if texts keep case or
+        punctuation and the model's words do not; None if words are looked up as written.
 
     >>> from sbkit.lm.kneser_ney import train
     >>> model = train([["call", "me"], ["call", "the", "office"]], order=2).model
@@ -121,7 +121,9 @@ class NgramModel:
         for first, end in pairwise(firsts[1:]):
             order = slice(first, end)
             if first > 1:
-                suffixes = _longest(keys, shorter, shorter[contexts[order]], words[order], size)
+                suffixes = _longest_grams(
+                    keys, shorter, shorter[contexts[order]], words[order], size
+                )
                 shorter[order] = states[suffixes]
             states[order] = np.where(is_state[order], np.arange(first, end), shorter[order])
         # An item of a memoryview is a Python number, which takes 40 ns; one of an array takes 100.
@@ -133,7 +135,9 @@ class NgramModel:
         return {word: n for n, word in enumerate(self.words)}
 
 
-def _longest(keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size: int) -> Int64s:
+def _longest_grams(
+    keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size: int
+) -> Int64s:
     """Return the longest n-gram of each word after a state, or after a state to back off to."""
     longest = np.zeros_like(words)
     pending = np.arange(len(words))

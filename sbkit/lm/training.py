@@ -1,4 +1,4 @@
-"""Language models of words and of tokens are trained on texts, or read from an ARPA file."""
+"""Train language models of words and of tokens on texts, or read them from an ARPA file."""
 
 import hashlib
 import logging
@@ -23,11 +23,11 @@ from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.language_models import (
     TOKENS,
     WORDS,
-    digest_of,
     hash_sentences,
     load,
     plain_text,
     save,
+    tokenizer_digest,
 )
 from sbkit.lm.ngram import SPECIAL, NgramModel
 from sbkit.text.normalization import TextTable, is_mark
@@ -36,8 +36,8 @@ from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentence
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 # A model of words without case and punctuation may have a few abbreviations with them.
 MAX_MARKED_SHARE = 0.02
-# Bytes of text that a model learns from, of more text in drawn sentences: counting 3-grams of words
-# takes 22 times as much memory, 6-grams of characters 60 times.
+# Bytes of text that a model is trained on; from more text, sentences are drawn. Counting 3-grams of
+# words takes 22 times as much memory, 6-grams of characters 60 times.
 MAX_LM_TEXT_BYTES = {WORDS: 75_000_000, TOKENS: 30_000_000}
 
 logger = logging.getLogger(__name__)
@@ -47,12 +47,12 @@ logger = logging.getLogger(__name__)
 class LmText:
     """The text, or the ARPA file, that language models are made of.
 
-    files: the texts of `lm_text`; without any, transcripts are the text.
+    files: the texts of `lm_text`; without any, the transcripts are used.
     arpa: a file that replaces one model: the model of tokens if one of its words has a `▁`, else
         the model of words.
     source: identifies the contents.
     sentences: returns the normalized sentences to train on.
-    held_out: the normalized sentences of splits, by name. They are left out.
+    held_out: the normalized sentences of splits, by name, which are excluded from training.
     """
 
     files: Sequence[Path] = ()
@@ -68,7 +68,9 @@ class LmText:
         files = [Path(name).expanduser() for name in names if name is not None]
         arpa = next(filter(is_arpa, files), None)
         if arpa is not None and len(files) > 1:
-            raise ConfigError(f"`lm_text` names the ARPA file {arpa} with others. Name it alone.")
+            raise ConfigError(
+                f"`lm_text` names the ARPA file {arpa} and other files. Name only the ARPA file."
+            )
         source = " ".join(map(checksum, files))
         return cls(files=files if arpa is None else [], arpa=arpa, source=source)
 
@@ -86,7 +88,7 @@ class LmTextEncoder:
 
     @cached_property
     def word_table(self) -> TextTable | None:
-        """The table that words pass before they are looked up, as in `NgramModel`."""
+        """The table that normalizes words before they are looked up, as in `NgramModel`."""
         if self.table is None or self.table.is_plain:
             return None
         return self.table.plain
@@ -95,7 +97,7 @@ class LmTextEncoder:
         return plain_text(text, self.table).split()
 
     def tokens(self, text: str) -> list[str]:
-        """Return the tokens of a text as pieces, without unknown ones."""
+        """Return the pieces of a text's tokens, without unknown tokens."""
         unknown = self.tokenizer.vocabulary.unk
         ids = self.tokenizer.encode(text)
         return [self.tokenizer.piece(token) for token in ids if token != unknown]
@@ -107,15 +109,15 @@ def ensure_language_models(
 ) -> list[str]:
     """Make the language models of a run, unless the file has them; return messages about them.
 
-    orders: of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no model.
+    orders: the n-gram orders of ``WORDS`` and ``TOKENS``, 0 for no model.
     """
     to_plain = partial(plain_text, table=text_encoder.table)
-    excluded = set(map(to_plain, chain.from_iterable(text.held_out.values())))
-    digest = hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
+    held_out_texts = set(map(to_plain, chain.from_iterable(text.held_out.values())))
+    digest = hashlib.sha256("\n".join(sorted(held_out_texts)).encode()).hexdigest()
     is_plain = " plain" * (text_encoder.word_table is not None)
     metadata = {
         "made_of": f"{text.source}{digest} {orders[WORDS]} {orders[TOKENS]}{is_plain}",
-        "tokenizer": digest_of(text_encoder.tokenizer),
+        "tokenizer": tokenizer_digest(text_encoder.tokenizer),
         "normalizer": str(CODE_VERSIONS["text"].number),
     }
     with suppress(SbkitError):  # if there is no file, or it is damaged
@@ -125,15 +127,16 @@ def ensure_language_models(
     messages = [f"language model of {name}: {text.arpa}" for name in models]
     num_left_out = 0
 
-    def learned_sentences() -> Iterator[str]:
+    def training_sentences() -> Iterator[str]:
         nonlocal num_left_out
         for sentence in filter(str.strip, text.sentences()):
-            if to_plain(sentence) in excluded:
+            if to_plain(sentence) in held_out_texts:
                 num_left_out += 1
             else:
                 yield sentence
 
-    sentences, num_sentences = draw_sentences(learned_sentences(), max(MAX_LM_TEXT_BYTES.values()))
+    max_bytes = max(MAX_LM_TEXT_BYTES.values())
+    sentences, num_sentences = draw_sentences(training_sentences(), max_bytes)
     if text.held_out:
         count = plural(num_left_out, "sentence")
         left_out = f"{count} left out, because {' or '.join(text.held_out)} has the same"
@@ -144,11 +147,11 @@ def ensure_language_models(
     spelling_notes = _check_spelling(words, text_encoder.tokenizer)
     for name, order in orders.items():
         if order and name not in models:
-            drawn, _ = draw_sentences(sentences, MAX_LM_TEXT_BYTES[name])
-            of_all = f"{len(drawn):,} of {num_sentences:,} sentences"
-            logger.info(f"language model of {name}: training on {of_all}")
+            sample, _ = draw_sentences(sentences, MAX_LM_TEXT_BYTES[name])
+            amount = f"{len(sample):,} of {num_sentences:,} sentences"
+            logger.info(f"language model of {name}: training on {amount}")
             split = text_encoder.words if name == WORDS else text_encoder.tokens
-            trained = train(map(split, drawn), order=order)
+            trained = train(map(split, sample), order=order)
             table = text_encoder.word_table if name == WORDS else None
             models[name] = replace(trained.model, table=table)
             messages.append(_describe(name, trained))
@@ -165,7 +168,9 @@ def replace_language_models(
 ) -> list[str]:
     """Train the language models of a file again on texts; return messages about them.
 
-    ``orders``: only those that change. An ARPA file replaces only the model of its kind.
+    An ARPA file replaces only the model of words or the model of tokens.
+
+    orders: the n-gram orders that change.
     """
     models = load(file)[0] if file.exists() else {}
     current_orders = {name: model.order for name, model in models.items()}
@@ -175,7 +180,7 @@ def replace_language_models(
         return ensure_language_models(file, text, orders, text_encoder)
     models |= _read_arpa_model(text.arpa, orders, text_encoder)
     models = {name: model for name, model in models.items() if orders[name]}
-    metadata = {"made_of": text.source, "tokenizer": digest_of(text_encoder.tokenizer)}
+    metadata = {"made_of": text.source, "tokenizer": tokenizer_digest(text_encoder.tokenizer)}
     save(models, file, metadata=metadata)
     return [f"language model: {text.arpa}"]
 
@@ -185,8 +190,9 @@ def write_language_model(
 ) -> str:
     """Train a language model, write it as an ARPA file, and return messages about it.
 
-    sentences: normalized; tokenizer: for a model of tokens, a run, a bundle or the file of a
-    tokenizer, None for a model of words.
+    sentences: normalized.
+    tokenizer: a run, a bundle or a tokenizer's file for a model of tokens; None for a model of
+        words.
     """
     require_writable(out.parent, option="--out")
     if tokenizer is None:
@@ -223,8 +229,8 @@ def _describe(name: str, trained: TrainedNgrams) -> str:
 def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
     """Return a message about the share of words that the tokens cannot spell, if there are any.
 
-    If more than half of the letters are in no token, the text is of another language. (A word of
-    Chinese is a whole sentence, most of which may have a rare letter.)
+    If more than half of the letters are in no token, the text is in another language. (Letters are
+    counted because a Chinese "word" is a whole sentence, which often has a rare letter.)
     """
     known_letters = {*"".join(tokenizer.texts)}
     num_letters = num_known = num_spelled = 0
@@ -253,7 +259,7 @@ def _read_arpa_model(
         num_spelled = len({*tokenizer.texts}.intersection(words))
     else:
         name = WORDS
-        num_spelled = sum(tokenizer.letters(word) != "" for word in words)
+        num_spelled = sum(tokenizer.spelling(word) != "" for word in words)
     if model.order != orders[name]:
         raise ConfigError(
             f"{file} is a {model.order}-gram model of {name}. Set `{name[:-1]}_lm_order: "

@@ -76,9 +76,11 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     decoders = {split: test.get("decoder") for split, test in tests.items()}
     # A validation decodes greedily.
     validation_decoder = " (greedy)" if any(decoders.values()) else ""
-    logged = dict.fromkeys(name for figures in validations for name in figures)
-    of_sets = [name for name in logged if name not in metrics and base_name(name) in metrics]
-    names = [*(name for name in metrics if name in logged), *of_sets]
+    logged_names = dict.fromkeys(name for figures in validations for name in figures)
+    set_names = [
+        name for name in logged_names if name not in metrics and base_name(name) in metrics
+    ]
+    names = [*(name for name in metrics if name in logged_names), *set_names]
     for color, name in enumerate(names, start=3):
         metric = metrics[base_name(name)]
         scale, unit = (100, " %") if metric.is_fraction else (1, f" {metric.unit}".rstrip())
@@ -100,11 +102,11 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
 
 def _logged_curves(steps: Sequence[Record], validations: Sequence[Record]) -> Iterator[Curve]:
     """Yield the gradient norms, and the figures logged by name in training and in validations."""
-    of_valid = [name for record in validations for name in record if name.startswith(VALID)]
+    valid_names = [name for record in validations for name in record if name.startswith(VALID)]
     names = [name for record in steps for name in record if not name.startswith(SOURCE_LOSS)]
-    names += [name.removeprefix(VALID) for name in of_valid]
-    logged = dict.fromkeys(name for name in names if name not in FIGURE_NAMES)
-    for color, name in enumerate(logged):
+    names += [name.removeprefix(VALID) for name in valid_names]
+    logged_names = dict.fromkeys(name for name in names if name not in FIGURE_NAMES)
+    for color, name in enumerate(logged_names):
         panel = GRADIENTS if name.startswith(GRAD_NORM) else LOGGED
         for xs, ys in _points(steps, "step", name):
             yield Curve(panel, name, *_smooth(xs, ys), color, "line")
@@ -157,8 +159,8 @@ def draw_png(records: Sequence[Record], metrics: Metrics) -> bytes:
     from matplotlib.figure import Figure  # takes 0.7 s; without pyplot, the backend is Agg
 
     curves = [*curves_of(records, metrics)]
-    used = {curve.panel for curve in curves}
-    titles = [title for title in AXES if title in used or title not in OPTIONAL_PANELS]
+    used_panels = {curve.panel for curve in curves}
+    titles = [title for title in AXES if title in used_panels or title not in OPTIONAL_PANELS]
     num_rows = -(-len(titles) // 2)
     figure = Figure(figsize=(12, 4 * num_rows), dpi=120, layout="constrained")  # inches
     panels = {t: figure.add_subplot(num_rows, 2, i) for i, t in enumerate(titles, 1)}

@@ -71,7 +71,7 @@ def _temporary_level(level: int, *, logger_name: str | None = None) -> Iterator[
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Drop the messages in a block, except those of loggers with a level, such as progress."""
+    """Drop messages in a block, except from loggers with their own level, such as progress."""
     return _temporary_level(logging.CRITICAL + 1)
 
 
@@ -102,7 +102,7 @@ def print_line(line: str, *, to_stderr: bool = False) -> None:
 
 
 def should_log(record: logging.LogRecord) -> bool:
-    """Return whether a message is logged: on the first rank, of other packages from warnings on."""
+    """Return whether a message is logged: only on rank 0, and from packages only warnings."""
     if not is_first_rank():
         return False
     is_ours = record.name.partition(".")[0] in ("sbkit", "recipes")

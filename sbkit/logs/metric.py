@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-def ratio(part: float, whole: float) -> float:
-    """Divide counts; NaN over nothing, which is neither good nor bad."""
-    return part / whole if whole else math.nan
+def ratio(count: float, total: float) -> float:
+    """Divide counts; return NaN for a total of 0, which is neither good nor bad."""
+    return count / total if total else math.nan
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -20,12 +20,12 @@ def percent(share: float | None, digits: int = 1) -> str:
 class Metric:
     """A metric that a recipe computes for a split.
 
-    lower_is_better: true for error rates and losses; None for a figure that is neither better nor
-        worse, such as a share of blanks.
+    lower_is_better: true for error rates and losses; None for a figure that can be neither good nor
+        bad, such as a share of blanks.
     is_fraction: whether values are written as percentages.
     unit: the unit of a metric that is not a fraction, such as dB.
-    counts: returns two whole numbers of the result of an utterance. The metric is the sum of the
-        first divided by that of the second, and its figures have a 95 % interval.
+    counts: returns two whole numbers for the result of an utterance. The metric is the sum of the
+        first numbers divided by the sum of the second ones, and has a 95 % interval.
 
     >>> Metric().as_text(0.125), Metric(lower_is_better=False, unit="dB").as_text(12.5)
     ('12.5 %', '12.5 dB')

@@ -26,7 +26,7 @@ shows_progress = ContextVar("shows_progress", default=True)
 
 @contextmanager
 def reporting(to: Ping | None = None, *, show_progress: bool = True) -> Iterator[None]:
-    """Send the pings of a block to a watchdog, and perhaps hide its progress."""
+    """Send pings inside the block to a watchdog, and optionally hide its progress."""
     ping_before = _ping.set(to or _ping.get())
     shown_before = shows_progress.set(show_progress and shows_progress.get())
     try:
@@ -44,13 +44,13 @@ def ping(phase: str, utterances: Sequence[str] = ()) -> bool:
 class _Bar:
     """A bar of tqdm on a terminal, or in a notebook with ipywidgets.
 
-    Its text is logged once a minute; where the bar is shown, for debugging only.
+    Its text is logged once a minute, at the level DEBUG if the bar is visible.
     """
 
     def __init__(
         self, title: str, clock: Clock, *, to_stderr: bool, is_hidden: bool, share: float = 0.0
     ) -> None:
-        from tqdm.auto import tqdm  # only here: 40 ms are long for `--help`
+        from tqdm.auto import tqdm  # imported here, because 40 ms would delay `--help`
 
         tqdm.monitor_interval = 0  # no thread in a process that forks
         self._bar = tqdm(

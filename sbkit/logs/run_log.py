@@ -40,8 +40,9 @@ Record = dict[str, Any]  # a line of the log, parsed from JSON
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedFigures:
-    """Measurements at a step; ``metrics`` holds those of the recipe by name.
+    """Measurements at a step.
 
+    metrics: the values of the recipe's metrics, by name.
     logged: means of the parts of the loss, of gradients, of training sources, and of `Brain.log`.
     """
 
@@ -76,7 +77,10 @@ class StepFigures(LoggedFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochFigures(LoggedFigures):
-    """Figures of a validation, and of its epoch so far; ``valid_loss``: None without a set."""
+    """Figures of a validation, and of its epoch so far.
+
+    valid_loss: None if there is no validation set.
+    """
 
     kind: ClassVar[str] = "epoch"
     loss: float  # mean training loss over the epoch
@@ -87,7 +91,10 @@ class EpochFigures(LoggedFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFigures(LoggedFigures):
-    """Metrics of a test set, at the epoch and step of the weights; ``decoder``: None if none."""
+    """Metrics of a test set, at the epoch and step of the weights.
+
+    decoder: the decoder that was used; None for a task without decoders.
+    """
 
     kind: ClassVar[str] = "test"
     split: str

@@ -23,9 +23,9 @@ def compile_blocks(modules: Iterable[nn.Module]) -> None:
 
 
 def find_blocks(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the members of the outermost lists in each module or part; a part without is a block.
+    """Yield the members of the outermost lists in each part; a part without lists is a block.
 
-    A module that is a ModuleList consists of parts.
+    The parts are the modules, or the members of a module that is a ModuleList.
     """
     for module in modules:
         for part in module if isinstance(module, nn.ModuleList) else [module]:

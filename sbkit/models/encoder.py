@@ -85,7 +85,7 @@ class FeatureEncoder(Encoder):
 
 
 def find_subsampling(parts: Mapping[str, nn.Module | None]) -> Subsampling | None:
-    """Return the subsampling of a declared encoder; None if all parts have names of their own."""
+    """Return the subsampling of the declared encoder; None if no part has one of sbkit's keys."""
     is_declared = any(parts.get(name) is not None for name in (ENCODER, *COMPOSED))
     return make_encoder(parts).subsampling if is_declared else None
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from sbkit.audio.lengths import Subsampling, append_silence, length_mask
 from sbkit.base.errors import ConfigError
 
-MAX_SHOWN = 5  # lengths in an error
-MAX_SPARE_FRAMES = 1  # at the end, whose windows reach past the input
+MAX_LISTED_LENGTHS = 5  # in an error
+MAX_SPARE_FRAMES = 1  # at the end, where windows reach past the input
 WRAPPER = "Wrap it in a class whose forward takes and returns both (docs/guide/own-parts.md)."
 
 
@@ -103,8 +103,9 @@ class EncoderPart:
         if counts != expected or is_longer or num_spare > MAX_SPARE_FRAMES:
             raise ConfigError(
                 f"`{self.name}` returns {y.shape[1]} frames of {x.shape[1]}, with lengths "
-                f"{counts[:MAX_SHOWN]}, but declares {declared} and {expected[:MAX_SHOWN]}. Set "
-                "`subsampling` of its class, or of SpeechBrainLayers (docs/guide/own-parts.md).",
+                f"{counts[:MAX_LISTED_LENGTHS]}, but declares {declared} and "
+                f"{expected[:MAX_LISTED_LENGTHS]}. Set `subsampling` of its class, or of "
+                "SpeechBrainLayers (docs/guide/own-parts.md).",
                 keys=(self.name,),
             )
 
@@ -112,7 +113,8 @@ class EncoderPart:
 class FeatureExtractor(EncoderPart):
     """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,).
 
-    tail: zeros that follow each clip, no part of what a module with `normalizes_clips` measures.
+    tail: zeros appended to each clip; a module with `normalizes_clips` excludes them from its
+        measurements.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -46,7 +46,7 @@ class Loss:
     def interpolate(self, other: "Loss", *, own_weight: float) -> "Loss":
         """Average two losses: this one with ``own_weight``, the other with the rest of 1.
 
-        The counts are those of this loss, so an utterance that it excludes stays excluded.
+        The counts of this loss are kept, so an utterance that it excludes stays excluded.
         The parts are those of both; parts of the same name are added up.
         """
         sums = own_weight * self.sums + (1 - own_weight) * other.sums

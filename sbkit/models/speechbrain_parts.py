@@ -56,7 +56,7 @@ class SpeechBrainTransformer(TransformerASR):  # type: ignore[misc]
     def encode_and_decode(
         self, x: Tensor, lengths: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode, and decode with gradients, which SpeechBrain's `decode` does not have."""
+        """Encode, and decode with gradients, which SpeechBrain's `decode` lacks."""
         # The decoder is causal, so no token sees the padding after it.
         states, decoded = super().forward(x, tokens, _fractions(x, lengths), NO_TOKEN)
         return states, lengths, decoded

@@ -64,7 +64,7 @@ class StreamingConfig:
     def visible(self, mask: Tensor) -> Tensor:
         """Mark the frames that each frame attends to: (B, U), true within -> (B, 1, U, U).
 
-        For whole clips, all frames attend to the same ones: -> (B, 1, 1, U).
+        For whole clips, all frames attend to the same frames: -> (B, 1, 1, U).
         """
         if self.chunk_frames is None:
             return mask[:, None, None]

@@ -330,12 +330,14 @@ class Run:
 
     def _require_trusted(self) -> None:
         """Read the YAML of a run folder as data, but not one that the user has written."""
-        if self.spec.document.is_of_run:
-            require_trusted(self.settings, self.spec.given_keys, self._trusted_modules)
+        if self.spec.document.is_in_run_folder:
+            require_trusted(self.settings, self.spec.user_keys, self._trusted_modules)
 
     def _user_modules(self) -> frozenset[str]:
         """Return the trusted modules: the named ones of an opened run, or those of the YAML."""
-        return self._trusted_modules if self.spec.document.is_of_run else user_modules_of(self.spec)
+        if self.spec.document.is_in_run_folder:
+            return self._trusted_modules
+        return user_modules_of(self.spec)
 
     def _require_unchanged(self) -> None:
         """Raise ConfigError if the run in the folder has other values."""

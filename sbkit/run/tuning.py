@@ -28,7 +28,7 @@ from sbkit.decoding.fit import FittedDecoder, count_all_errors, fit_decoder
 from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.evaluate.wer import ERROR_RATES, TextErrors
 from sbkit.export.export import exported_bundle, require_new, set_decoder
-from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
+from sbkit.lm.language_models import TOKENS, WORDS, load_language_models, save, tokenizer_digest
 from sbkit.lm.training import LmText, LmTextEncoder, replace_language_models
 from sbkit.logs.metric import percent
 from sbkit.logs.progress import progress_bar
@@ -81,7 +81,7 @@ def tune(
             spec = declare_run(model / RUN_YAML, {})
         splits: Splits | None = None
         if spec is not None:
-            require_trusted(spec.settings, spec.given_keys, user_modules)
+            require_trusted(spec.settings, spec.user_keys, user_modules)
             splits = prepare_splits(spec, load_recipe(spec))
         settings: Mapping[str, Any] = {} if spec is None else spec.settings
         tables = table_settings(model, columns=columns, encoding=encoding)
@@ -104,7 +104,7 @@ def tune(
             encoder = LmTextEncoder(tokenizer=bundle.tokenizer, table=bundle.config.text_table)
             logger.info("\n".join(replace_language_models(models, text, orders, encoder)))
         if not models.exists():
-            save({}, models, metadata={"tokenizer": digest_of(bundle.tokenizer)})
+            save({}, models, metadata={"tokenizer": tokenizer_digest(bundle.tokenizer)})
         decoder = _make_decoder(bundle, settings, models, beam_size, attention_rescoring)
         set_decoder(exported, out.resolve(), _fit(bundle, decoder, sets), models)
     logger.info(f"written with the new decoder: {out}")

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 
 from sbkit.audio.random_draws import seeded_draws
-from sbkit.audio.segments import longest_whole
+from sbkit.audio.segments import max_unsegmented_samples
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.task import ClipBatch
@@ -163,7 +163,7 @@ def sample_validation(
     with_attention: whether a decoder rescores, and so needs the encoder's states.
     """
     rate = bundle.config.sample_rate
-    longest = longest_whole(batch_seconds, rate)
+    longest = max_unsegmented_samples(batch_seconds, rate)
     title, total = "encoding the validation sets", sum(map(len, sets.values()))
     with progress_bar(title, total) as advance:
 
@@ -191,4 +191,4 @@ def sample_validation(
                             clip["id"],
                         )
 
-        return sample_utterances(encode(), bundle.tokenizer.silent)
+        return sample_utterances(encode(), bundle.tokenizer.silent_ids)

@@ -20,7 +20,11 @@ from torch import Tensor, nn
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, Int64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError, translate
-from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
+from sbkit.base.torch_internals import (
+    create_cuda_graph_store,
+    keep_device_guard,
+    set_recompile_limit,
+)
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import WEIGHTS_FILE, Plain
@@ -270,7 +274,7 @@ class CompiledModel(TorchModel):
         chunks = None if compilation.streaming == "no" else self.chunks
         compile_options: Any = {"backend": compilation.backend, "dynamic": False}
         if compilation.backend == "inductor":
-            own_cuda_graphs()
+            create_cuda_graph_store()
             compile_options["mode"] = compilation.mode
         keep_device_guard()
         set_recompile_limit(1000)  # for a class of blocks; in effect the grid is the limit

@@ -1,4 +1,4 @@
-"""The tokens of a pretrained decoder, such as Whisper's, beside those of CTC.
+"""The tokenizer of a pretrained decoder, such as Whisper's, in addition to that for CTC.
 
 Legend: N texts, L tokens.
 """
@@ -15,16 +15,16 @@ from sbkit.base.imports import require_package
 
 DECODER_TOKENIZER_FILE = "decoder_tokenizer.json"  # in a run folder or a bundle
 END_OF_TEXT = "<|endoftext|>"
-MAX_TOKENIZER_BYTES = 1 << 25  # Whisper's has 2.5 MB
+MAX_DECODER_TOKENIZER_BYTES = 1 << 25  # Whisper's has 2.5 MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """Which tokens a decoder with its own writes.
+    """What a pretrained decoder may generate.
 
-    start, end: the tokens that each text begins with, and the one that ends it.
-    suppressed, suppressed_first: tokens that no text contains, and that none begins with.
-    max_tokens, max_frames: the positions of a text, ``start`` included, and of a clip.
+    start, end: the tokens before each text, and the token after it.
+    suppressed, suppressed_first: tokens that no text may contain, and that none may begin with.
+    max_tokens, max_frames: the most tokens of a text, including ``start``, and frames of a clip.
     """
 
     start: Sequence[int]
@@ -35,16 +35,16 @@ class GenerationSettings:
     max_frames: int
 
     @property
-    def longest_text(self) -> int:
-        """How many tokens a text may have between its start and its end."""
+    def max_text_tokens(self) -> int:
+        """The most tokens that a text may have between its start and its end."""
         return self.max_tokens - len(self.start)
 
     def cut(self, texts: Int64s) -> Int64s:
-        """Cut texts to the longest and an end: (N, L), filled up with ends -> (N, L).
+        """Cut texts to `max_text_tokens` and an end: (N, L), padded with ends -> (N, L).
 
-        A decoder's own text may be longer once it is normalized: "9 9" becomes "nine nine".
+        A text that the decoder wrote may be longer once normalized: "9 9" becomes "nine nine".
         """
-        texts = texts[:, : self.longest_text + 1].copy()
+        texts = texts[:, : self.max_text_tokens + 1].copy()
         texts[:, -1] = self.end
         return texts
 
@@ -59,7 +59,10 @@ class DecoderTokenizer:
         self.file = Path(file)
         if content is None:
             content = read_regular(
-                self.file, max_bytes=MAX_TOKENIZER_BYTES, subject="A tokenizer", follow_links=True
+                self.file,
+                max_bytes=MAX_DECODER_TOKENIZER_BYTES,
+                subject="A tokenizer",
+                follow_links=True,
             )
         self.content = content
         tokenizers: Any = require_package("tokenizers", extra="export")
@@ -83,8 +86,8 @@ class DecoderTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Convert text to tokens, without special ones."""
-        spaced = f" {text}" if text else ""
-        ids: list[int] = self._tokens.encode(spaced, add_special_tokens=False).ids
+        text_after_space = f" {text}" if text else ""
+        ids: list[int] = self._tokens.encode(text_after_space, add_special_tokens=False).ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Language tags, as Common Voice writes them."""
+"""Language tags, in the notation of Common Voice."""
 
 import re
 import unicodedata
@@ -43,15 +43,15 @@ yi yid yiddish, yo yor yoruba, za zha zhuang, zh zho chi cmn chinese mandarin, z
 """
 
 
-_TWO_LETTER_OF = {  # by three-letter code and English name
+_TWO_LETTER_CODE = {  # by three-letter code and English name
     synonym: two_letter_code
     for two_letter_code, *synonyms in map(str.split, _CODES.split(","))
     for synonym in synonyms
 }
-TWO_LETTER_CODES = frozenset(_TWO_LETTER_OF.values())
+TWO_LETTER_CODES = frozenset(_TWO_LETTER_CODE.values())
 
 SEVERAL_LANGUAGES = "mul"  # in ISO 639
-WHISPER_CODES = {"jv": "jw", "nb": "no"}  # where Whisper's code of a language is another one
+WHISPER_CODES = {"jv": "jw", "nb": "no"}  # where Whisper's code differs from ISO 639
 
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
 _LANGUAGE_TAG = re.compile(
@@ -63,7 +63,7 @@ _LANGUAGE_TAG = re.compile(
 def parse_language(value: object) -> str:
     """Check a language tag, an ISO 639 code with or without a region, and return it.
 
-    Any three-letter code passes if its language has none of two letters: ISO 639-3 has 7,800.
+    A three-letter code is accepted unless its language has a two-letter one: ISO 639-3 has 7,800.
     """
     code = primary_language(str(value))
     if not _LANGUAGE_TAG.fullmatch(str(value)) or (len(code) == 2 and code not in TWO_LETTER_CODES):
@@ -71,9 +71,9 @@ def parse_language(value: object) -> str:
             f"`language` must be the tag of a known language, such as sv-SE, but is {value!r}. "
             "Write its ISO 639 code."
         )
-    if code in _TWO_LETTER_OF:
-        tag = _TWO_LETTER_OF[code] + str(value)[len(code) :]
-        raise ConfigError(f"`language` must be of two letters, but is {value!r}. Write {tag}.")
+    if code in _TWO_LETTER_CODE:
+        tag = _TWO_LETTER_CODE[code] + str(value)[len(code) :]
+        raise ConfigError(f"`language` must be a two-letter code, but is {value!r}. Write {tag}.")
     return str(value)
 
 
@@ -91,7 +91,7 @@ def language_tags(value: object) -> tuple[str, ...]:
 
 
 def single_language_tag(value: object) -> str:
-    """Return the first tag of the key ``language``, or "" if its tags are of several languages.
+    """Return the first tag of the key ``language``, or "" if it names several languages.
 
     Regions do not count: de and de-AT are one language.
     """
@@ -119,9 +119,9 @@ def language_code(text: str) -> str:
     >>> language_code("Language.EN"), language_code("English (US)")
     ('en', 'en')
     """
-    name = re.sub(r"^[A-Z][A-Za-z]+\.(?=[A-Za-z_]+$)", "", text.strip())  # of an enumeration
+    name = re.sub(r"^[A-Z][A-Za-z]+\.(?=[A-Za-z_]+$)", "", text.strip())  # an enumeration's name
     code = primary_language(re.split(r"\W", name)[0])
-    return _TWO_LETTER_OF.get(code, code)
+    return _TWO_LETTER_CODE.get(code, code)
 
 
 def script_of(letter: str) -> str:
@@ -130,7 +130,7 @@ def script_of(letter: str) -> str:
 
 
 def languages_of(letters: Counter[str]) -> list[str]:
-    """Return likely languages of counted letters: with such frequent ones, then with such scripts.
+    """Return likely languages of counted letters: first by frequent letters, then by script.
 
     >>> languages_of(Counter("თბილისი")), languages_of(Counter("сегодня вечером"))[0]
     (['ka'], 'ru')
@@ -145,5 +145,5 @@ def languages_of(letters: Counter[str]) -> list[str]:
     # Many languages share most Latin letters.
     min_count = letters.total() / 2 if "latin" in scripts else 0
     names = [name for name, count in Counter(counts).most_common() if count > min_count]
-    codes = map(_TWO_LETTER_OF.get, (*names, *scripts))
+    codes = map(_TWO_LETTER_CODE.get, (*names, *scripts))
     return [*filter(None, dict.fromkeys(codes))]

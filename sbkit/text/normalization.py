@@ -42,7 +42,7 @@ class TextTable:
     punctuation: str = ""  # the marks that are kept
     numbers: str = ""  # the language in which digits become words; "" keeps digits
     starts: str = ""  # before these letters, an apostrophe at the start of a word is a letter
-    ends: str = ""  # after these letters, one at the end of a word is
+    ends: str = ""  # after these letters, an apostrophe at the end of a word is a letter
 
     @property
     def is_plain(self) -> bool:
@@ -56,13 +56,14 @@ class TextTable:
 
 _TURNED_COMMA, _MODIFIER = "\N{MODIFIER LETTER TURNED COMMA}", "\N{MODIFIER LETTER APOSTROPHE}"
 _VOWELS = "aeiouáéíóúàèìòùāēīōūąęįǫåäü"
-# Languages whose "I" is the capital of a dotless i; of those with two scripts, in Latin letters.
+# Languages whose "I" is the capital of a dotless i; with two scripts, only in Latin letters.
 _DOTLESS_I_LANGUAGES = (
     "tr az azb azj crh gag bgx uum zza diq kiu kaa tly ttt slr kmz qxq bdk kjj kry ota-latn ba-latn"
     " tt-latn kk-latn ky-latn kum-latn nog-latn krc-latn chg-latn ady-latn kbd-latn udi-latn"
 )
-# Letters of languages, before and after which an apostrophe at the edge of a word is a letter, too.
-# Those of uz, ha, haw, to, quc and nv are from CLDR's exemplar characters with an apostrophe.
+# Languages where an apostrophe at the edge of a word is a letter: at its start before the first
+# letters, at its end after the second ones. For uz, ha, haw, to, quc and nv they follow from the
+# exemplar characters with an apostrophe in CLDR.
 _EDGE_LETTERS = {
     "uz": ("", "go"),
     "mt ch so luo kln": ("", _VOWELS + "g"),  # Maltese "ta'", Somali "lo'", Dholuo "wang'"
@@ -116,7 +117,7 @@ TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"], numbers: spell}'
 # Plain letters for letters that have no Unicode decomposition.
 _BASE_LETTERS = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d"}
 _BASE_LETTERS |= {"þ": "th", "ħ": "h", _DOTLESS_I: "i"}
-# The dots of "U.S.A." and "p.m.", but not those beside apostrophes.
+# The dots of "U.S.A." and "p.m.", but no dots beside apostrophes.
 _INITIALS = re.compile(r"(?<!\w)([^\W\d_\u02bb\u02bc])\.(?=[^\W\d_\u02bb\u02bc](?!\w))")
 _QUOTES = re.compile(r"'{2,}")
 # How Unicode marks a form of a letter that differs from it only in width or position.
@@ -174,8 +175,8 @@ def text_table(language: str, settings: object = None) -> TextTable:
     are_texts = isinstance(marks, list) and all(isinstance(mark, str) for mark in marks)
     if not are_texts or not all(len(mark) == 1 and is_mark(mark) for mark in marks):
         raise ConfigError(
-            '`text.punctuation` must list marks that are no part of words, such as [".", ","], but '
-            f"is {marks!r}."
+            "`text.punctuation` must list marks that do not belong to words, such as "
+            f'[".", ","], but is {marks!r}.'
         )
     return replace(
         language_table(language),
@@ -186,17 +187,17 @@ def text_table(language: str, settings: object = None) -> TextTable:
 
 
 def is_mark(char: str) -> bool:
-    """Return whether a character is punctuation that a table can keep; no apostrophe is."""
+    """Return whether a character is punctuation that a table can keep; apostrophes are not."""
     return unicodedata.category(char).startswith("P") and char not in _WORD_MARKS
 
 
 def table_to_store(table: TextTable) -> dict[str, object]:
-    """Return the version and a table as plain data, for checkpoints and bundles."""
+    """Return a table and its version as plain data, for checkpoints and bundles."""
     return {"version": CODE_VERSIONS["text"].number, **asdict(table)}
 
 
 def table_from_stored(stored: Any) -> TextTable:
-    """Return a stored table; other data raise ValueError, TypeError or KeyError."""
+    """Read a stored table; raise ValueError, TypeError or KeyError for other data."""
     if type(stored["version"]) is not int:
         raise ValueError("its version has the wrong type")
     table = from_plain(TextTable, {name: stored[name] for name in stored if name != "version"})
@@ -209,8 +210,8 @@ def table_from_stored(stored: Any) -> TextTable:
     is_too_long = len(replacements) > MAX_REWRITE_LENGTH
     if has_other_keys or is_repeated or is_too_long:
         raise ValueError(
-            "`rewrite` must map single characters to texts without any of them, of at most "
-            f"{MAX_REWRITE_LENGTH} characters together"
+            "`rewrite` must map single characters to texts that contain none of them and have at "
+            f"most {MAX_REWRITE_LENGTH} characters in total"
         )
     return table
 
@@ -258,7 +259,7 @@ def normalize(text: str, language: str, table: TextTable | None = None) -> str:
     Punctuation becomes a space, except for dots between initials and apostrophes inside words.
     Between two characters of scripts without spaces, such as Chinese, it is removed. Digits stay.
     The result is in Unicode NFC, and normalizing it again changes nothing. A result with case or
-    marks, normalized by the plain table, is what that makes of the transcript.
+    marks becomes, by the plain table, the same text as the transcript does.
 
     table: replaces the table of the language; a trained model keeps the one it was trained with.
 
@@ -275,7 +276,7 @@ def normalize(text: str, language: str, table: TextTable | None = None) -> str:
     text = text.translate(_UNIFIED_APOSTROPHES)
     if "·" in table.joiners:
         text = _MIDDLE_DOTS.sub(lambda dot: "·" if dot[1] else " ", text)
-    if table.letters:  # the modifier is none of them
+    if table.letters:  # which never contain the modifier letter
         text = text.replace(_MODIFIER, "'")
     if not table.keep_case:
         text = text.replace("İ", "i")
@@ -304,7 +305,7 @@ def normalize(text: str, language: str, table: TextTable | None = None) -> str:
 
 
 def _trim(word: str, table: TextTable) -> str:
-    """Drop joiners around a word, and the quotation marks typed like them, but no letters."""
+    """Drop joiners and quotation marks around a word, but no apostrophe that is a letter."""
     core = word.strip(table.joiners + _MODIFIER)
     if not core or core == word.replace(_MODIFIER, "'"):
         return core
@@ -330,19 +331,19 @@ def attach_marks(
     ['Wait.', 'please?']
     """
     marks = f"[{re.escape(punctuation)}]"
-    attached: list[str] = []
+    marked_words: list[str] = []
     opening = ""
     for word in words:
         parts = [trim(part) for part in re.split(f"({marks})", word)]
         word = "".join(parts)
         if any(parts[::2]):  # the letters between the marks
-            attached.append(opening + word)
+            marked_words.append(opening + word)
             opening = ""
         elif all(c in _OPENING_MARKS or unicodedata.category(c) in ("Ps", "Pi") for c in word):
             opening += word
-        elif attached:
-            attached[-1] += word
-    return [re.sub(f"({marks})\\1+(?={marks}*$)", r"\1", word) for word in attached]
+        elif marked_words:
+            marked_words[-1] += word
+    return [re.sub(f"({marks})\\1+(?={marks}*$)", r"\1", word) for word in marked_words]
 
 
 def join_segments(texts: Iterable[str]) -> str:
@@ -381,7 +382,7 @@ def compose(text: str, kept_marks: str = "") -> str:
 
 
 def _fold_width(char: str) -> str:
-    """Return a character in its usual width and position; "" for a soft hyphen, a tatweel ..."""
+    """Return a character in its usual width and position; "" for a silent one (soft hyphen)."""
     is_format = unicodedata.category(char) in ("Cf", "Me") and char not in (_NON_JOINER, _JOINER)
     is_silent = is_format or char == _TATWEEL
     if is_silent or "VARIATION SELECTOR" in unicodedata.name(char, ""):
@@ -406,7 +407,7 @@ def _letter_folding(
 
 
 def _fold_cased(char: str, letters: str, joiners: str) -> str:
-    """Return the replacement of a character; a capital that is not kept has a capital's."""
+    """Return the replacement of a character, capitalized in place of a capital letter."""
     lower = "i" if char == "İ" else char.lower()
     folded = _fold_letter(lower, letters, joiners)
     if lower == char:
@@ -426,7 +427,7 @@ def _fold_letter(char: str, letters: str, joiners: str) -> str:
     if char == "'":
         return ""
     is_letter = unicodedata.category(char) in ("Ll", "Lu", "Lt", "Lm", "Lo", "Mn", "Mc", "Nl")
-    if not (is_letter or unicodedata.name(char, "").startswith("MODIFIER LETTER")):  # of a tone
+    if not (is_letter or unicodedata.name(char, "").startswith("MODIFIER LETTER")):  # for tones
         return " "
     if not letters:
         return char

@@ -1,6 +1,7 @@
-"""Normalizers that texts are scored by: a language's text table, or one of Whisper's.
+"""Normalizers for scoring: the text table of a language, or one of Whisper's normalizers.
 
-Leaderboards use Whisper's English or basic one (Radford et al. 2022, arXiv 2212.04356, appendix C).
+Leaderboards use Whisper's English or basic normalizer (Radford et al. 2022, arXiv 2212.04356,
+appendix C).
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from sbkit.text.languages import parse_language
 from sbkit.text.normalization import TextTable, language_table, normalize, table_to_store
 
 WHISPER_BASIC, WHISPER_ENGLISH = "whisper-basic", "whisper-english"
-EXTRA = "leaderboard"
+LEADERBOARD_EXTRA = "leaderboard"  # of the package
 NUM_TABLE_DIGITS = 12
 
 
@@ -35,7 +36,7 @@ class Normalizer:
 
 def table_normalizer(language: str, table: TextTable) -> Normalizer:
     """Return the normalizer of a text table, made for a language."""
-    content = dumps(table_to_store(table), sort_keys=True)  # files may change their order
+    content = dumps(table_to_store(table), sort_keys=True)  # files may reorder the keys
     suffix = "" if table.is_plain else ", as written"
     return Normalizer(
         name=f"text table of {language}{suffix}",
@@ -60,15 +61,16 @@ def named_normalizer(name: str) -> Normalizer:
 def _whisper_normalizer(name: str) -> Normalizer:
     """Return a normalizer of transformers.
 
-    The English one unifies British and American spelling by a list of OpenAI's, which transformers
-    does not contain and the package whisper-normalizer does.
+    The English one unifies British and American spelling by a list of OpenAI's, which the package
+    whisper-normalizer contains and transformers does not.
     """
-    module = require_package("transformers.models.whisper.english_normalizer", extra=EXTRA)
+    module_name = "transformers.models.whisper.english_normalizer"
+    module = require_package(module_name, extra=LEADERBOARD_EXTRA)
     rules = inspect.getsource(module)
     if name == WHISPER_BASIC:
         function = module.BasicTextNormalizer()
     else:
-        require_package("whisper_normalizer", extra=EXTRA)
+        require_package("whisper_normalizer", extra=LEADERBOARD_EXTRA)
         spellings = files("whisper_normalizer").joinpath("normalizers/english.json").read_text()
         function = module.EnglishTextNormalizer(loads(spellings))
         rules += spellings

@@ -15,7 +15,7 @@ import sentencepiece
 from sbkit.base.errors import BundleError, ConfigError, concerning
 from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.text.normalization import attach_marks, is_mark
-from sbkit.text.transcripts import TOKEN, remove_tags
+from sbkit.text.transcripts import TAG_TOKEN, remove_tags
 from sbkit.text.vocabulary import Vocabulary
 
 TOKENIZER_FILE = "tokenizer.model"  # in a run folder or a bundle
@@ -23,7 +23,7 @@ TOKEN_TYPES = ("char", "bpe", "unigram")
 MAX_TOKENIZER_BYTES = 1 << 25  # 250,000 tokens take 4 MB
 SPACE = "▁"  # as sentencepiece writes it
 MAX_SENTENCE_BYTES = 1 << 20  # sentencepiece silently drops longer ones; its default is 4192
-# Of text to train on: 1.2 million sentences, of which unigram tokens take 1.7 GB and a minute.
+# About 1.2 million sentences, on which training unigram tokens takes 1.7 GB and a minute.
 MAX_TRAINING_BYTES = 60_000_000
 
 logger = logging.getLogger(__name__)
@@ -72,29 +72,29 @@ class Tokenizer:
         return " ".join(self.words(ids))
 
     def words(self, ids: Sequence[int]) -> list[str]:
-        """Return the words that ids spell; marks of punctuation stand behind a word."""
+        """Return the words that ids spell, with marks of punctuation attached to them."""
         words = "".join(map(self.texts.__getitem__, ids)).replace(SPACE, " ").split()
         return attach_marks(words, "".join(self.marks)) if self.marks else words
 
     @cached_property
     def tags(self) -> tuple[str, ...]:
         """The names of the tags, such as ``[noise]``, that are tokens."""
-        return tuple(match[1] for piece in self.pieces() if (match := TOKEN.fullmatch(piece)))
+        return tuple(match[1] for piece in self.pieces() if (match := TAG_TOKEN.fullmatch(piece)))
 
     @cached_property
-    def kind(self) -> str:
+    def token_type(self) -> str:
         """One of `TOKEN_TYPES`. BPE tokens are scored by rank, all others by log-probability."""
-        learned = [id for id, text in enumerate(self.texts) if text and not TOKEN.fullmatch(text)]
-        if all(len(self.texts[id]) == 1 for id in learned):
+        ids = [id for id, text in enumerate(self.texts) if text and not TAG_TOKEN.fullmatch(text)]
+        if all(len(self.texts[id]) == 1 for id in ids):
             return "char"
-        scores = (self._processor.get_score(id) for id in learned)
+        scores = (self._processor.get_score(id) for id in ids)
         return "bpe" if all(map(float.is_integer, scores)) else "unigram"
 
-    def spells(self, texts: Iterable[str]) -> bool:
+    def can_spell(self, texts: Iterable[str]) -> bool:
         return not any(self.vocabulary.unk in self.encode(text) for text in texts)
 
-    def letters(self, text: str) -> str:
-        """Return a text as a model writes it, with `▁` between words; "" if it cannot spell it."""
+    def spelling(self, text: str) -> str:
+        """Return how tokens spell a text, with `▁` between words; "" if they cannot."""
         ids = self.encode(text)
         return "" if {*self.vocabulary.special} & {*ids} else SPACE.join(self.words(ids))
 
@@ -105,15 +105,15 @@ class Tokenizer:
         return tuple("" if id in special else piece for id, piece in enumerate(self.pieces()))
 
     @cached_property
-    def silent(self) -> tuple[int, ...]:
+    def silent_ids(self) -> tuple[int, ...]:
         """The ids of tokens without sound: the blank, and the space if it is a token."""
         spaces = (id for id, piece in enumerate(self.pieces()) if piece == SPACE)
         return self.vocabulary.blank, *spaces
 
     @cached_property
     def marks(self) -> frozenset[str]:
-        """The marks of punctuation that the tokens can spell, without those of tags."""
-        texts = (text for text in self.texts if not TOKEN.fullmatch(text))
+        """The marks of punctuation that the tokens can spell; tags do not count."""
+        texts = (text for text in self.texts if not TAG_TOKEN.fullmatch(text))
         return frozenset(filter(is_mark, "".join(texts)))
 
     def pieces(self) -> list[str]:
@@ -126,35 +126,40 @@ class Tokenizer:
 def ensure_tokenizer(
     *,
     model_file: Path,
-    kind: str,
+    token_type: str,
     vocab_size: int | None,
     texts: Callable[[], Iterable[str]],
     tags: Sequence[str] = (),
-    earlier: Path | None = None,
+    init_file: Path | None = None,
 ) -> Tokenizer:
     """Open the tokenizer in the run folder; if there is none, write one there.
 
-    ``earlier``, the tokenizer that training starts from, is copied if it has the declared kind,
-    size and tags, and spells all texts. Each of ``tags``, names in the texts, becomes a token.
+    token_type: one of `TOKEN_TYPES`.
+    tags: names of tags in the texts; each becomes a token.
+    init_file: the tokenizer of the model that training starts from. It is copied if it has the
+        declared type, size and tags, and can spell all texts.
     """
     if not model_file.exists():
         content = None
-        if earlier is not None:
-            tokenizer = Tokenizer(model_file=earlier)
-            is_declared = (tokenizer.kind, {*tokenizer.tags}) == (kind, {*tags})
+        if init_file is not None:
+            tokenizer = Tokenizer(model_file=init_file)
+            has_type = (tokenizer.token_type, {*tokenizer.tags}) == (token_type, {*tags})
             has_size = vocab_size in (None, tokenizer.vocab_size)
-            if is_declared and has_size and tokenizer.spells(texts()):
+            if has_type and has_size and tokenizer.can_spell(texts()):
                 content = tokenizer.content
         model_file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomically(model_file, content or _train(kind, vocab_size, texts(), tags))
+        content = content or _train(token_type, vocab_size, texts(), tags)
+        write_bytes_atomically(model_file, content)
     return Tokenizer(model_file=model_file)
 
 
 @concerning("vocab_size")
-def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequence[str]) -> bytes:
+def _train(
+    token_type: str, vocab_size: int | None, texts: Iterable[str], tags: Sequence[str]
+) -> bytes:
     """Train on normalized texts, in one thread, so that equal texts give equal models.
 
-    Of texts longer than MAX_TRAINING_BYTES, sentences are drawn; the tokens spell the others, too.
+    If the texts exceed MAX_TRAINING_BYTES, sentences are drawn; tokens can spell the others, too.
     """
     characters = set[str]()
     missing_tags = list(tags)
@@ -176,13 +181,15 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
             "A tokenizer needs training text, but all transcripts are empty.", keys=("data_folder",)
         )
     char_size = len(characters) + len(tags) + 4  # special tokens
-    if kind == "char" and vocab_size not in (None, char_size):
+    if token_type == "char" and vocab_size not in (None, char_size):
         raise ConfigError(
             f"`vocab_size` must be null for `token_type: char`, but is {vocab_size}. The training "
             f"text has {char_size} tokens."
         )
-    if kind != "char" and vocab_size is None:
-        raise ConfigError(f"`token_type: {kind}` needs a `vocab_size` such as 500, but it is null.")
+    if token_type != "char" and vocab_size is None:
+        raise ConfigError(
+            f"`token_type: {token_type}` needs a `vocab_size` such as 500, but it is null."
+        )
     vocab_size = vocab_size or char_size
     options: dict[str, Any] = {}
     if len(lines) < num_lines:
@@ -193,12 +200,12 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=model,
-            model_type=kind,
+            model_type=token_type,
             vocab_size=vocab_size,
             character_coverage=1.0,
             normalization_rule_name="identity",
             # Only tokens longer than a character need a space before the first word.
-            add_dummy_prefix=kind != "char",
+            add_dummy_prefix=token_type != "char",
             max_sentence_length=MAX_SENTENCE_BYTES,
             pad_id=0,
             pad_piece="<blank>",
@@ -212,29 +219,29 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
         )
     except RuntimeError as error:
         sentences = str(error).rsplit("] ", 1)[-1].strip(" .").split(". ")
-        reason = ". ".join(s for s in sentences if "--" not in s)  # no option of sentencepiece
+        reason = ". ".join(s for s in sentences if "--" not in s)  # users cannot set these options
         raise ConfigError(
-            f"`vocab_size` must suit the training text, but a {kind} tokenizer of {vocab_size} "
-            f"tokens could not be trained: {reason}."
+            f"`vocab_size` must suit the training text, but a {token_type} tokenizer of "
+            f"{vocab_size} tokens could not be trained: {reason}."
         ) from error
     return model.getvalue()
 
 
 def draw_sentences(sentences: Iterable[str], max_bytes: int) -> tuple[list[str], int]:
-    """Return all sentences, or drawn ones of ``max_bytes`` of UTF-8; and how many there were.
+    """Return all sentences, or a random ``max_bytes`` of them in UTF-8, and how many there were.
 
-    They stay in order, and are the same each time. No others are kept in memory.
+    They stay in order, and are the same each time. Only the drawn ones are kept in memory.
 
     >>> draw_sentences(["press one", "press two", "hold"], 15)
     (['press two', 'hold'], 3)
     """
     draw_number = Random(0).random
-    drawn: list[tuple[float, int, str]] = []  # a heap with the highest random number first
+    heap: list[tuple[float, int, str]] = []  # with the highest random number first
     num_bytes = count = 0
     for sentence in sentences:
-        heappush(drawn, (-draw_number(), count, sentence))
+        heappush(heap, (-draw_number(), count, sentence))
         num_bytes += len(sentence.encode())
-        while num_bytes > max_bytes and len(drawn) > 1:
-            num_bytes -= len(heappop(drawn)[2].encode())
+        while num_bytes > max_bytes and len(heap) > 1:
+            num_bytes -= len(heappop(heap)[2].encode())
         count += 1
-    return [sentence for _, _, sentence in sorted(drawn, key=itemgetter(1))], count
+    return [sentence for _, _, sentence in sorted(heap, key=itemgetter(1))], count

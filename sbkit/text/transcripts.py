@@ -1,6 +1,6 @@
-"""From a transcript as it is written to the text that a model is trained on, and to its sentences.
+"""Turn transcripts into the text that a model is trained on, and split texts into sentences.
 
-Tags in brackets, such as ``[noise]``, are what a transcript of free speech says about its sound.
+Tags in brackets, such as ``[noise]``, describe sounds in transcripts of spontaneous speech.
 """
 
 import html
@@ -14,13 +14,13 @@ from sbkit.base.errors import ConfigError, concerning
 from sbkit.text.normalization import TextTable, compose, normalize
 
 _NAME = r"[^\W_][\w-]*"
-TOKEN = re.compile(rf"\[({_NAME})\]")  # of a tag that is kept
+TAG_TOKEN = re.compile(rf"\[({_NAME})\]")  # the token of a tag that is kept
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[a-zA-Z]\w{1,30});")
-_NESTED = r"[^][]*+"  # with tags in tags, three deep
+_NESTED = r"[^][]*+"  # tags inside tags, up to three levels
 for _ in range(3):
     _NESTED = rf"[^][]*+(?:\[{_NESTED}\][^][]*+)*+"
-# How conventions mark what was not spoken. A `tag` is dropped or kept, a `sound` is a tag if it is
-# one of `SOUNDS`, a `word` was spoken and stays, and a `mark` is punctuation.
+# How transcription conventions mark sounds and more. A `tag` is dropped or kept, a `sound` is a tag
+# if it is one of `SOUNDS`, a `word` was spoken and stays, and a `mark` is punctuation.
 _CONVENTIONS = {
     "Whisper": r"<\|(?P<tag>[^<>|\n]{1,40})\|>",  # <|en|><|0.00|>
     "GigaSpeech": r"\s*<(?P<mark>COMMA|PERIOD|QUESTIONMARK|EXCLAMATIONPOINT)>",
@@ -44,7 +44,7 @@ _CONVENTIONS = {
 _UNSPOKEN = regex.compile("|".join(_CONVENTIONS.values()))
 _MAY_HAVE_TAGS = re.compile(r"[^\w\s.,;:?'\"-]|SPN|NSN|xxx|yyy|www")  # four times as fast
 _GIGASPEECH = {"COMMA": ",", "PERIOD": ".", "QUESTIONMARK": "?", "EXCLAMATIONPOINT": "!"}
-# Words in parentheses may have been spoken; these tell what else is heard.
+# Words in parentheses may have been spoken, unless they contain one of these.
 SOUNDS = re.compile(
     r"\b(laugh|laughter|laughs|laughing|chuckles?|giggles?|noise|noises|cough|coughs|coughing|"
     r"breath|breathing|breathes|inhales?|exhales?|sighs?|sniffs?|sneezes?|throat|music|applause|"
@@ -54,7 +54,7 @@ SOUNDS = re.compile(
     re.IGNORECASE,
 )
 
-_NARROW = {ord(bracket) + 0xFEE0: bracket for bracket in "()[]{}<>"}  # by the code of a wide one
+_NARROW = {ord(bracket) + 0xFEE0: bracket for bracket in "()[]{}<>"}  # by their full-width codes
 
 OnDropped = Callable[[str], object]
 
@@ -62,7 +62,7 @@ OnDropped = Callable[[str], object]
 def transcript_normalizer(
     table: TextTable, kept_names: Collection[str] = ()
 ) -> Callable[[str], str]:
-    """Return the function that normalizes transcripts; training, scores and texts share it.
+    """Return the function that normalizes transcripts, for training and scoring alike.
 
     kept_names: the names of tags that stay, written ``[name]``.
 
@@ -128,7 +128,7 @@ def select_tags(
         if kind == "word":
             return str(content)
         if kind == "sound" and not SOUNDS.search(content):
-            return f"{match[0][0]}{_UNSPOKEN.sub(write, match[0][1:])}"  # it may contain others
+            return f"{match[0][0]}{_UNSPOKEN.sub(write, match[0][1:])}"  # it may contain tags
         names = ["_".join(re.findall(r"[^\s:=!]+", part)) for part in re.split(r"[][]", content)]
         tags = [f"[{name.lower()}]" for name in names if name.lower() in kept_names]
         if not tags:
@@ -148,13 +148,13 @@ def _pattern(names: Collection[str]) -> str:
     return "|".join(re.escape(f"[{name}]") for name in names)
 
 
-# Sentences of a text that somebody reads aloud
+# -- sentences of a text that is read aloud --------------------------------------------------------
 
 MAX_SENTENCE_SECONDS = 20.0  # a longer sentence is split, at the average speed of the recording
-# Limits of the longest sentence: the text may cover more than the recording, or less.
+# Limits of the longest sentence, because the text may cover more than the recording, or less.
 MIN_LETTERS, MAX_LETTERS = 40, 300
 _CLOSING = "\"'\xbb\u201d\u2019)\\]\u300d\u300f"  # quotes and brackets
-# Sentences of Chinese and Japanese end without a space, and those of Indic languages with a danda.
+# Chinese and Japanese sentences end without a space, and Indic ones with a danda.
 _SENTENCE_END = regex.compile(
     rf"(?:[\p{{STerm}}\u2026\u0f0d-\u0f12]+[{_CLOSING}]*(?=\s)"
     r"|[\u3002\uff01\uff1f]+[\u201d\u300d\u300f]*)\s*"
@@ -168,7 +168,9 @@ _CLAUSE_ENDS = (
 
 
 def split_text(text: str, seconds: float) -> list[str]:
-    r"""Split a text that takes ``seconds`` to speak into sentences, and long ones into parts.
+    r"""Split a text into sentences, and long ones into parts.
+
+    seconds: the duration of the recording of the text.
 
     An empty line ends a sentence; other line ends do not.
 

@@ -3,9 +3,9 @@
 "Dr. Wu paid $5 in 1984!" -> "doctor wu paid five dollars in nineteen eighty four!"
 
 num2words 0.5.14 spells numbers and amounts; `verbalize.toml` has the separators and words of six
-languages. In others, numbers are written as in English, and have no signs. Dates, times, ranges,
-fractions and telephone numbers stay as written: it is better not to read them than to read them
-wrongly.
+languages. Numbers of other languages are parsed like English ones, without signs. Dates, times,
+ranges, fractions and telephone numbers stay as written: not reading them is better than reading
+them wrongly.
 """
 
 import re
@@ -52,8 +52,8 @@ _OTHER_MARKS |= {"\N{RIGHT SINGLE QUOTATION MARK}": "'"}
 # ASCII marks with another meaning in a language.
 _GREEK_MARKS, _ARMENIAN_MARKS = {";": "?", "·": ","}, {":": "."}
 _MARKS_OF_LANGUAGES = {"el": _GREEK_MARKS, "grc": _GREEK_MARKS, "hy": _ARMENIAN_MARKS}
-# Marks of other scripts, but for those in numbers. Their names say what they are, and "." is the
-# rest: no space follows "。", and a shad ends sentences, although Unicode does not say so.
+# Marks of other scripts, except inside numbers. Their Unicode names say what replaces them, by
+# default ".". No space follows "。". A shad ends sentences, although Unicode does not say so.
 _TERMINAL_MARK = regex.compile(
     r"(?V1)[[\p{Terminal_Punctuation}\p{SB=SContinue}]--[\p{ASCII}\p{Pd}\u0387]](?!(?<=\d.)\d)"
 )
@@ -98,7 +98,7 @@ def spell_out(text: str, language: str) -> SpokenText:
         reading = f'is read "{words}"' if words else "stays as written"
         notes[f'"{written}" {reading}.'] = None
 
-    unreadable = {char: None for char in text if not (char.isprintable() or char.isspace())}
+    unreadable_chars = {char: None for char in text if not (char.isprintable() or char.isspace())}
     text = re.sub(r"&#?\w{2,31};", lambda entity: unescape(entity[0]), text)
     text = _TERMINAL_MARK.sub(_plain_mark, text)
     text = _PARAGRAPH.sub(".\n", compose(text).strip())
@@ -114,13 +114,15 @@ def spell_out(text: str, language: str) -> SpokenText:
             spoken += f" {words}" if spoken else words
         if spoken and spoken[-1] not in MARKS:
             spoken += "," if mark is None else mark[-1:]
-    if unreadable:
-        codes = listed(f"U+{ord(char):04X}" for char in unreadable)
+    if unreadable_chars:
+        codes = listed(f"U+{ord(char):04X}" for char in unreadable_chars)
         notes[f"Characters that cannot be read aloud are left out: {codes}."] = None
     counts = Counter(filter(is_spoken_symbol, text))
-    dropped = [(n, char) for char, n in counts.most_common() if not normalize(char, language)]
-    if dropped:
-        symbols = ", ".join(f"{n} {char}" for n, char in dropped[:MAX_LISTED_SYMBOLS])
+    dropped_symbols = [
+        (n, char) for char, n in counts.most_common() if not normalize(char, language)
+    ]
+    if dropped_symbols:
+        symbols = ", ".join(f"{n} {char}" for n, char in dropped_symbols[:MAX_LISTED_SYMBOLS])
         notes[f"normalization dropped symbols ({symbols})."] = None
     return SpokenText(spoken, tuple(notes))
 
@@ -173,16 +175,16 @@ def _expand(code: str, on_read: OnRead, match: re.Match[str]) -> str:
     written = match[0]
     following = _NEXT_WORD.match(match.string, match.end())
     next_start = following[1] if following else ""
-    before_capital = next_start[:1].isupper()
+    is_before_capital = next_start[:1].isupper()
     if match["initials"]:
         is_pronoun = written == spoken_words(code).get("pronoun") and "." not in next_start
-        is_initial = written.isupper() and before_capital and not is_pronoun
+        is_initial = written.isupper() and is_before_capital and not is_pronoun
         return written.replace(".", "") if is_initial or written.count(".") > 1 else written
     short = re.sub(r"\.\s(?=\w)", ".", written)
     before = match.string[max(0, match.start() - 4) : match.start()]
-    after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
+    is_after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
     conditions = {
-        "capital": before_capital and not after_ordinal,  # "St. John", but "5th St. He"
+        "capital": is_before_capital and not is_after_ordinal,  # "St. John", but "5th St. He"
         "number": next_start[:1].isdigit(),
         "inner": True,
         "final": True,
@@ -192,8 +194,8 @@ def _expand(code: str, on_read: OnRead, match: re.Match[str]) -> str:
         table = tables.get(position, {})
         if words := table.get(short) or table.get(short[0].lower() + short[1:]):
             on_read(written, words)
-            at_end = before_capital or not match.string[match.end() :].strip()
-            return f"{words}." if position == "final" and at_end else str(words)
+            is_at_end = is_before_capital or not match.string[match.end() :].strip()
+            return f"{words}." if position == "final" and is_at_end else str(words)
     return written
 
 
@@ -243,7 +245,8 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _reader(language: str) -> "_NumberReader | None":
-    if language not in CONVERTER_CLASSES or language == "am":  # which never ends for 1,234,567
+    # For Amharic, num2words never returns from 1,234,567.
+    if language not in CONVERTER_CLASSES or language == "am":
         return None
     return _NumberReader(language)
 
@@ -324,7 +327,8 @@ class _NumberReader:
     def _gender(self, noun: str) -> str:
         """Return "m" or "f" for a noun that is often counted, else an empty string."""
         nouns = {name[0]: self.words.get(name, _NEVER) for name in ("masculine", "feminine")}
-        return next((g for g, stems in nouns.items() if re.match(stems, noun.lower())), "")
+        genders = (name for name, stems in nouns.items() if re.match(stems, noun.lower()))
+        return next(genders, "")
 
     def _whole(self, digits: str, gender: str = "") -> str:
         """Read a whole number without separators; it may be a code or a year."""

@@ -107,9 +107,9 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
         write_text_atomically(file, "".join(f"{name}\n" for name in classes))
     labels = ClassLabels(file=file)
     if labels.names != classes:
-        differing = listed(sorted({*classes}.symmetric_difference(labels.names)))
+        differences = listed(sorted({*classes}.symmetric_difference(labels.names)))
         raise DataError(
-            f"The classes of the training set differ from those that {file} lists in {differing}. "
+            f"The classes of the training set and of {file} differ in {differences}. "
             "Choose another output_folder."
         )
     return labels

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sbkit.base.errors import ConfigError, DeviceError, translate
 from sbkit.base.messages import listed
+from sbkit.config.dependencies import NUM_HASH_DIGITS
 from sbkit.config.document import Keys, dotted
-from sbkit.config.reached import NUM_HASH_DIGITS
 from sbkit.distributed.ranks import raise_on_all_ranks
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")

@@ -51,9 +51,9 @@ from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import Description, describe, has_checkpoint, require_resumable
+from sbkit.config.dependencies import hash_dependencies
 from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
 from sbkit.config.overrides import nest_overrides
-from sbkit.config.reached import list_reached
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.sampler import RankSampler
 from sbkit.data.splits import Splits
@@ -95,9 +95,10 @@ def declare_run(
 
     overrides, recipe, target: as of `read_spec`.
     """
-    given = nest_overrides(overrides)
-    all_overrides = with_encoder_config(Path(yaml_file), given)
-    return replace(read_spec(yaml_file, all_overrides, recipe=recipe, target=target), given=given)
+    user_overrides = nest_overrides(overrides)
+    complete = with_encoder_config(Path(yaml_file), user_overrides)
+    spec = read_spec(yaml_file, complete, recipe=recipe, target=target)
+    return replace(spec, user_overrides=user_overrides)
 
 
 def user_modules_of(spec: RunSpec) -> frozenset[str]:
@@ -109,7 +110,7 @@ def user_modules_of(spec: RunSpec) -> frozenset[str]:
 def require_unedited_modules(spec: RunSpec) -> None:
     """Refuse modules of the user's that were edited after they were imported."""
     search_folders(spec.document.module_folders)  # another run's may be searched first by now
-    require_unedited(*spec.given_modules, *spec.module_names)
+    require_unedited(*spec.recipe_modules, *spec.module_names)
 
 
 # -- data and objects ------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Des
         data=data.splits.fingerprints,
         label_file=data.label_files.get(data.recipe.label_file or ""),
         helpers=helpers,
-        reached=list_reached(data.spec),
+        dependencies=hash_dependencies(data.spec),
     )
 
 

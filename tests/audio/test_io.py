@@ -392,7 +392,7 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
 ) -> None:
     """They were cut; the loudest sample is the last, and a span before it has the same factor."""
     wave, file = tone(SAMPLE_RATE) * np.linspace(0.1, 1, SECONDS * SAMPLE_RATE), tmp_path / "a"
-    messages.noted.clear()
+    messages.logged_notes.clear()
     for peak in (0.5, 1, 4, 12):
         signal = peak * wave / np.abs(wave).max()
         soundfile.write(file, signal, SAMPLE_RATE, subtype, format=format)
@@ -408,7 +408,7 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
         cut = to_samples(signal, is_live=True)
         assert np.abs(cut - (32768 * signal).clip(-32768, 32767)).max() <= 1
     notes = [record.getMessage() for record in caplog.records]
-    assert notes == [f"note: {file} {decode.SCALED}.", f"note: the array {decode.CUT}."]
+    assert notes == [f"note: {file} {decode.SCALED_NOTE}.", f"note: the array {decode.CUT_NOTE}."]
 
 
 @pytest.mark.parametrize(("gain", "is_cut"), [(1, False), (3, True), (8, False), (24, False)])

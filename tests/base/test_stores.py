@@ -74,7 +74,7 @@ def test_pauses_grow_until_the_patience_is_over(
             assert wait_for_store(read) == "content"
             assert [*accumulate(pauses, initial=0)] == tries
             slept.clear()
-            with pytest.raises(StoreError, match="'/nfs/x'. It was tried for 100 s"):
+            with pytest.raises(StoreError, match="'/nfs/x'. Retried for 100 s"):
                 wait_for_store(Mock(side_effect=STALE))
             assert sum(slept) == 100
             for error in (FileNotFoundError(errno.ENOENT, "x"), MemoryError(), KeyError("x")):

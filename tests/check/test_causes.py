@@ -34,7 +34,7 @@ def test_vocabulary_is_noted(workplace: Workplace, tmp_path: Path) -> None:
     texts = ["".join(letters) for letters in product("abcdefgh", "ijklmnop", "qrstuvwx")]
     texts += [row["sentence"].lower() for row in rows_of(workplace.release / "train.tsv")]
     file = tmp_path / "run/tokenizer.model"
-    ensure_tokenizer(model_file=file, kind="bpe", vocab_size=300, texts=lambda: texts)
+    ensure_tokenizer(model_file=file, token_type="bpe", vocab_size=300, texts=lambda: texts)
     with declared_run(workplace, tmp_path / "run") as declared:
         (finding,) = check_run(declared, checks=(check_causes,)).findings
         assert finding.where == declared.place("token_type")

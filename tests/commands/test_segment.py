@@ -212,13 +212,13 @@ def test_windows_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     noisy = [*spoken[:7], [*letters(random, 12), *spoken[7]], *spoken[8:]]
     log_probs = hear(random, noisy)
     text = [*spoken[:15], letters(random, 9), *spoken[15:]]
-    whole = align_utterances(log_probs, text, vocabulary=LETTERS, silent=[0])
+    whole = align_utterances(log_probs, text, vocabulary=LETTERS, silent_ids=[0])
     assert [index for index, utterance in enumerate(whole) if utterance is None] == [15]
     assert all(utterance.end - utterance.first == 17 for utterance in whole if utterance)
     monkeypatch.setattr(long_alignment, "TRACED_FRAMES", 7)
     monkeypatch.setattr(long_alignment, "WINDOW_STATES", 60)
-    assert align_utterances(log_probs, text, vocabulary=LETTERS, silent=[0]) == whole
-    assert align_utterances(log_probs[:20], [[]], vocabulary=LETTERS, silent=[0]) == [None]
+    assert align_utterances(log_probs, text, vocabulary=LETTERS, silent_ids=[0]) == whole
+    assert align_utterances(log_probs[:20], [[]], vocabulary=LETTERS, silent_ids=[0]) == [None]
 
 
 def test_passage_heard_before_its_place_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_passage_heard_before_its_place_loses_no_text(monkeypatch: pytest.Monkey
     monkeypatch.setattr(long_alignment, "TRACED_FRAMES", 50)
     monkeypatch.setattr(long_alignment, "WINDOW_STATES", 400)
     log_probs = hear(random, [*text[15:24], *text])
-    assert None not in align_utterances(log_probs, text, vocabulary=LETTERS, silent=[0])
+    assert None not in align_utterances(log_probs, text, vocabulary=LETTERS, silent_ids=[0])
 
 
 @pytest.mark.parametrize(("log_prob", "is_found"), [(-6.0, True), (-10.0, False)])
@@ -237,5 +237,5 @@ def test_misheard_short_word_is_kept_unless_it_is_absurd(log_prob: float, is_fou
     log_probs = hear(np.random.default_rng(0), [before, [10, 11], after])
     is_heard = log_probs[:, [10, 11]] == np.float32(-0.1)
     log_probs[:, word] = np.where(is_heard, log_prob, -30.0)
-    found = align_utterances(log_probs, [before, word, after], vocabulary=LETTERS, silent=[0])
+    found = align_utterances(log_probs, [before, word, after], vocabulary=LETTERS, silent_ids=[0])
     assert [utterance is not None for utterance in found] == [True, is_found, True]

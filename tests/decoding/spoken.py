@@ -26,7 +26,10 @@ TEXTS = [
 
 def char_tokenizer(folder: Path, texts: Sequence[str] = TEXTS) -> Tokenizer:
     return ensure_tokenizer(
-        model_file=folder / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: texts
+        model_file=folder / "tokenizer.model",
+        token_type="char",
+        vocab_size=None,
+        texts=lambda: texts,
     )
 
 

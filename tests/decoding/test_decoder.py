@@ -116,7 +116,7 @@ def test_word_times_do_not_depend_on_the_decoder(beam: BeamDecoder) -> None:
     The last of the spaces could also be the start of the n.
     """
     tokenizer = beam.tokenizer
-    space, blank, n = tokenizer.silent[1], tokenizer.vocabulary.blank, tokenizer.encode("n")[-1]
+    space, blank, n = tokenizer.silent_ids[1], tokenizer.vocabulary.blank, tokenizer.encode("n")[-1]
     pause = np.full((24, tokenizer.vocab_size), 0.001)
     pause[::2, space] = pause[1::2, blank] = 0.9
     pause[22, [space, n]], pause[23, [blank, n]] = (0.5, 0.4), (0.6, 0.3)
@@ -142,7 +142,7 @@ def test_space_in_a_pause_is_silence(beam: BeamDecoder) -> None:
     tokenizer = beam.tokenizer
     pause = silence(tokenizer, 50)
     pause[25] = -np.inf
-    pause[25, tokenizer.silent[1]] = 0.0
+    pause[25, tokenizer.silent_ids[1]] = 0.0
     call = spoken(tokenizer, "call", {})
     assert transcribe(beam, np.concatenate([call, pause, call])) == "call call"
 

@@ -78,7 +78,7 @@ def test_sample_of_a_large_set_is_the_same_on_any_number_of_ranks(
     counts = [[(utterance.order, tokens) for utterance in share] for share in shares]
     monkeypatch.setattr("sbkit.decoding.fit.gather_over_ranks", lambda own: counts)
     in_order = sorted(utterances, key=lambda utterance: utterance.order)
-    silent = tokenizer.silent
+    silent = tokenizer.silent_ids
     for limit, size in ((8, 8), (8.5, 8), (100, 100)):
         samples = [sample_utterances(share, silent, int(limit * tokens)) for share in shares]
         ids = {utterance.id for share in samples for utterance in share}

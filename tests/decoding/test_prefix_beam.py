@@ -78,7 +78,7 @@ def word_model(pieces: tuple[str, ...]) -> Scored:
 
 def hotwords(pieces: tuple[str, ...]) -> Scored:
     tokenizer = LettersTokenizer(pieces)
-    phrases = [phrase for phrase in PHRASES if tokenizer.letters(phrase)]
+    phrases = [phrase for phrase in PHRASES if tokenizer.spelling(phrase)]
     rewards = {phrase: 2.5 * min(1.0, len(phrase) / 4) for phrase in phrases}
     scorer = HotwordScorer(rewards=rewards, tokenizer=tokenizer)
     return [scorer], lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
@@ -178,7 +178,7 @@ def test_certain_blank_separates_repeated_tokens_as_in_an_exact_search() -> None
 def test_rule_of_silence_changes_nothing_near_speech() -> None:
     """Six frames with a token are all near it; without one, nothing is written."""
     exact = PrefixBeamSearch(settings=SETTINGS)
-    careful = PrefixBeamSearch(settings=replace(SETTINGS, silent=(0,)))
+    careful = PrefixBeamSearch(settings=replace(SETTINGS, silent_ids=(0,)))
     for log_probs in random_matrices(100, seed=7):
         beam = careful.decode(log_probs)
         if log_probs.argmax(1).any():

@@ -12,7 +12,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.evaluate.compare import MAX_CHANGED, ComparedRun, compare, compare_runs
+from sbkit.evaluate.compare import MAX_CHANGED_UTTERANCES, ComparedRun, compare, compare_runs
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set, write_results
 from sbkit.lm.language_models import SEEN
@@ -142,7 +142,7 @@ def test_json_has_the_figures_of_runs(runs: list[str], capsys: Captured) -> None
     assert difference == pytest.approx((768 - 462) / 2523)
     changes = [abs(a - b) for a, b in (change["errors"] for change in better["changed"])]
     assert changes == sorted(changes, reverse=True)
-    assert len(changes) == MAX_CHANGED
+    assert len(changes) == MAX_CHANGED_UTTERANCES
 
 
 def test_compare_counts_characters_in_a_language_without_spaces(
@@ -176,7 +176,7 @@ A_RIGHT = ScoredUtterance("a", "hi ann", "hi ann")
 
 @pytest.mark.parametrize("others", [[A, ScoredUtterance("b", "too", "")], [A, B, B]])
 def test_compare_refuses_other_references(others: list[ScoredUtterance]) -> None:
-    with pytest.raises(SbkitError, match="references of test in y and x differ, for example of b"):
+    with pytest.raises(SbkitError, match="references of test in y and x differ, for example in b"):
         compare("test", [ComparedRun("x", [A, B]), ComparedRun("y", others)])
 
 

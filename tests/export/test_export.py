@@ -16,7 +16,7 @@ from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, DecoderWeights
 from sbkit.export.export import collect_files, export_run, replacing_bundle, write_bundle
-from sbkit.lm.language_models import digest_of, save
+from sbkit.lm.language_models import save, tokenizer_digest
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.tokenizer import Tokenizer
 from tests.runs import read_json
@@ -38,7 +38,7 @@ def tested(tmp_path: Path) -> Path:
     """A run that was tested with a beam of 8."""
     run = make_run(tmp_path / "run")
     tokenizer = Tokenizer(model_file=run / "tokenizer.model")
-    save({}, run / "lm.safetensors", metadata={"tokenizer": digest_of(tokenizer)})
+    save({}, run / "lm.safetensors", metadata={"tokenizer": tokenizer_digest(tokenizer)})
     decoder = {"beam_size": 8, "attention_rescoring": False, "weights": asdict(DecoderWeights())}
     fitted: Any = SimpleNamespace(decoder_record=decoder, confidence_record=None)
     (run / "bundle").mkdir()

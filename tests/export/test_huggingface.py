@@ -210,7 +210,9 @@ def test_whisper_is_loaded_without_sbkit(tmp_path: Path, monkeypatch: pytest.Mon
 def test_written_tokenizer_equals_ours(kind: str, size: int | None, tmp_path: Path) -> None:
     texts = ["the quick brown fox jumps over the lazy dog", "she sells sea shells by the sea shore"]
     file, folder = tmp_path / "tokenizer.model", tmp_path / "out"
-    ours = ensure_tokenizer(model_file=file, kind=kind, vocab_size=size, texts=lambda: texts * 5)
+    ours = ensure_tokenizer(
+        model_file=file, token_type=kind, vocab_size=size, texts=lambda: texts * 5
+    )
     folder.mkdir()
     write_tokenizer(ours, folder)
     (folder / "config.json").write_text('{"model_type": "wav2vec2"}')

@@ -110,7 +110,7 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        ({"a.arpa": "", "b.txt": "call"}, "names the ARPA file .*a.arpa with others"),
+        ({"a.arpa": "", "b.txt": "call"}, "names the ARPA file .*a.arpa and other files"),
         ({"a.csv": "id,said\n1,call\n"}, "a.csv has none of the columns sentence, .* id, said"),
         ({"a.jsonl": '{"text": "hi"}\n{"text": 7}\n'}, "the text of row 2 is '7', of the type int"),
         ({"a.txt": "call", "gone.txt": None}, "must be readable, but .*gone.txt is not"),

@@ -38,7 +38,7 @@ def values(hint: Any) -> list[Any]:
 def test_server_accepts_each_official_field(
     server: RunningServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.base.messages.noted", set())
+    monkeypatch.setattr("sbkit.base.messages.logged_notes", set())
     with server.openai.realtime.connect() as session:
         for field in values(transcription_create_params.TranscriptionCreateParamsBase):
             request = {"model": "whisper-1", **field, "file": ("a.wav", silence(0.2))}

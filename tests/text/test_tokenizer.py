@@ -24,7 +24,9 @@ def train(
     folder: Path, kind: str, vocab_size: int | None, texts: Iterable[str] = SENTENCES * 20
 ) -> Tokenizer:
     file = folder / "tokenizer.model"
-    return ensure_tokenizer(model_file=file, kind=kind, vocab_size=vocab_size, texts=lambda: texts)
+    return ensure_tokenizer(
+        model_file=file, token_type=kind, vocab_size=vocab_size, texts=lambda: texts
+    )
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
@@ -38,8 +40,8 @@ def test_decode_inverts_encode_in_three_scripts(tmp_path: Path, kind: str, vocab
         assert tokenizer.vocabulary.unk not in ids
         assert tokenizer.decode(ids) == text
         assert tokenizer.words([0, 1, *ids, 2, 3]) == text.split()  # special tokens leave no trace
-        assert tokenizer.letters(text) == "▁".join(text.split())
-    assert tokenizer.letters("fox ñ") == ""
+        assert tokenizer.spelling(text) == "▁".join(text.split())
+    assert tokenizer.spelling("fox ñ") == ""
 
 
 def test_mark_stands_behind_its_word(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_tokens_of_drawn_sentences_spell_the_others(
     caplog.set_level("INFO")
     monkeypatch.setattr(tokenizer, "MAX_TRAINING_BYTES", 2000)
     texts = [*SENTENCES * 20, "ñandú ø"]
-    assert train(tmp_path, kind, vocab_size and vocab_size + 4, texts).spells(texts)
+    assert train(tmp_path, kind, vocab_size and vocab_size + 4, texts).can_spell(texts)
     assert caplog.messages == ["tokenizer: trained on 34 drawn sentences of 61"]
 
 
@@ -96,17 +98,17 @@ def test_earlier_tokenizer_is_kept_if_it_is_what_is_declared(
     tmp_path: Path, earlier: tuple[str, int | None], wanted: tuple[str, int | None]
 ) -> None:
     first = train(tmp_path / "earlier", *earlier)
-    assert first.kind == earlier[0]
+    assert first.token_type == earlier[0]
     for folder, texts in (("fits", ["fox fox dog lazy quick"]), ("lacks a letter", ["fox fôx"])):
         kind, size = wanted
         is_kept = wanted == earlier and folder == "fits"
         try:
             tokenizer = ensure_tokenizer(
                 model_file=tmp_path / folder / "tokenizer.model",
-                kind=kind,
+                token_type=kind,
                 vocab_size=size,
                 texts=partial(iter, texts),
-                earlier=first.model_file,
+                init_file=first.model_file,
             )
         except ConfigError:  # these texts do not have so many tokens
             assert size is not None

@@ -36,7 +36,7 @@ def test_tags_are_dropped_unless_they_are_kept(text: str) -> None:
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 30), ("unigram", 23)])
 def test_a_kept_tag_is_one_token_and_a_word(kind: str, size: int | None, tmp_path: Path) -> None:
     texts = ["good day [noise] to you", "[laughter] noise is a word", "hello [noise]"] * 9
-    ensure = partial(ensure_tokenizer, kind=kind, vocab_size=size, texts=lambda: texts)
+    ensure = partial(ensure_tokenizer, token_type=kind, vocab_size=size, texts=lambda: texts)
     tokenizer = ensure(model_file=tmp_path / "two.model", tags=("noise", "laughter"))
     assert tokenizer.tags == ("noise", "laughter")
     ids = tokenizer.encode("hello [noise] [laughter] noise")

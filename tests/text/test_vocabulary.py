@@ -47,5 +47,5 @@ def test_label_file_without_two_different_names_is_refused(content: bytes) -> No
 def test_other_classes_in_run_folder_are_named(tmp_path: Path) -> None:
     speakers = [f"speaker {number}" for number in range(100)]
     ensure_labels(tmp_path / "labels.txt", speakers)
-    with pytest.raises(SbkitError, match="lists in speaker 99, zoe. Ch"):
+    with pytest.raises(SbkitError, match="labels.txt differ in speaker 99, zoe. Ch"):
         ensure_labels(tmp_path / "labels.txt", [*speakers[:99], "zoe"])

@@ -120,7 +120,10 @@ def test_init_from_refuses_a_run_without_weights(tmp_path: Path) -> None:
 
 def letters(folder: Path, text: str) -> Tokenizer:
     return ensure_tokenizer(
-        model_file=folder / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: [text]
+        model_file=folder / "tokenizer.model",
+        token_type="char",
+        vocab_size=None,
+        texts=lambda: [text],
     )
 
 

@@ -53,7 +53,7 @@ def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:
 
     A row gets prob * length / width spans, rounded up or down at random, with distinct starts. A
     row shorter than a span gets none. Spans may overlap, so the masked share is below ``prob``: .49
-    of the frames with a prob of .65 and a width of 10, .40 with .5 and 64. The draws depend only
+    for a prob of .65 and a width of 10, and .40 for .5 and 64. The draws depend only
     on the utterance (`sbkit/audio/random_draws.py`), and the host never waits for the device.
     """
     num_starts = (lengths - width + 1).clamp(min=0)

@@ -198,7 +198,7 @@ class PretrainedEncoder(nn.Module):
             )
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        states, _ = self._encoded(x, lengths, None)
+        states, _ = self._encode(x, lengths, None)
         return states, self.subsampling.count(lengths)
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,14 +206,14 @@ class PretrainedEncoder(nn.Module):
 
         Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
-        states, middle = self._encoded(x, lengths, self.intermediate_layer)
+        states, middle = self._encode(x, lengths, self.intermediate_layer)
         return middle, states
 
-    def _encoded(self, x: Tensor, lengths: Tensor, middle: int | None) -> tuple[Tensor, Any]:
+    def _encode(self, x: Tensor, lengths: Tensor, middle: int | None) -> tuple[Tensor, Any]:
         """Return the final states, and those after the layer ``middle``."""
         if self.is_of_transformers:
-            masked = partial(self._masked, lengths=self.subsampling.count(lengths))
-            states, middle_states = run_body(self.body, x, lengths, masked, middle)
+            mask_input = partial(self._mask_input, lengths=self.subsampling.count(lengths))
+            states, middle_states = run_body(self.body, x, lengths, mask_input, middle)
             if self.training and self.layerdrop > 0:
                 states = states + zero_of(self.body)
             return states, middle_states
@@ -223,7 +223,7 @@ class PretrainedEncoder(nn.Module):
                 middle_states = self.body.normalize_output(states)
         return self.body.normalize_output(states), middle_states
 
-    def _masked(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def _mask_input(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Mask spans of the input of the first layer, in training."""
         if not self.training:
             return x
@@ -235,7 +235,7 @@ class PretrainedEncoder(nn.Module):
     def _states(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
         """Yield the input of the first layer, and the output of each."""
         mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
-        x = self._masked(self.body.project(x), lengths)
+        x = self._mask_input(self.body.project(x), lengths)
         x, positions = self.body.embed_positions(x, mask)
         yield x
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
@@ -260,16 +260,16 @@ def zero_of(module: nn.Module) -> Any:
 class PretrainedTransformer(PretrainedEncoder):
     """Encode frames, and decode the tokens of their text, as Whisper does.
 
-    language: of the texts, such as `en` or `pt-BR`, whose first part is a language of the model.
+    language: of the texts, such as `en` or `pt-BR`; the model must know its first part.
     decoder_task: transcribe, or translate into English.
-    context_seconds: silence follows shorter clips up to this length. At 30, the decoder writes what
-        Whisper's does; at 0, an untrained one repeats itself without end.
+    context_seconds: shorter clips are padded with silence to this length. At 30, the decoder writes
+        what Whisper's does; at 0, it repeats itself without end unless it is fine-tuned.
 
     The other arguments are those of `PretrainedEncoder`, but by default nothing is masked, dropped
     or skipped. The decoder shares the rates and `lora`.
 
     Attributes:
-        generation: which tokens the decoder writes; vocab_size: of how many.
+        generation: the tokens that the decoder may write; vocab_size: the number of all its tokens.
     """
 
     RANGES: ClassVar = {

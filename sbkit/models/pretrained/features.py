@@ -69,7 +69,7 @@ class WhisperFeatures(nn.Module):
             audio = pad(audio, (0, 1))
         is_precise = not self.training and audio.device.type == "cpu"
         precise = audio.double() if is_precise else audio.float()
-        windows = self._extended(precise, lengths).unfold(1, self.size, self.shift)
+        windows = self._extend_ends(precise, lengths).unfold(1, self.size, self.shift)
         frames = self.subsampling.count(lengths)
         # Without negative numbers, whose division rounds towards zero in ONNX.
         windows = windows[:, : (audio.shape[1] + self.shift - 1) // self.shift]
@@ -81,7 +81,7 @@ class WhisperFeatures(nn.Module):
         mask = length_mask(frames, energies.shape[1], audio.device).unsqueeze(-1)
         return (energies.maximum(loudest - RANGE_DECADES) + 4) / 4 * mask, frames
 
-    def _extended(self, audio: Tensor, lengths: Tensor) -> Tensor:
+    def _extend_ends(self, audio: Tensor, lengths: Tensor) -> Tensor:
         """Add half a window to both ends: (B, S), (B,) -> (B, S + W)."""
         half = self.size // 2
         lengths = lengths.to(audio.device, non_blocking=True).unsqueeze(1)

@@ -140,18 +140,19 @@ def read_encoder_config(folder: Path) -> Config:
 def _read_text_tokens(folder: Path) -> Config | None:
     """Return the special tokens of a decoder of text; None if the folder does not list them.
 
-    languages, tasks: the tokens that begin a text in each language, and of each task; none for a
-        model of English.
-    start, no_times, end: the first token of all, the one that no times follow, and the last one.
-    suppressed, suppressed_first: tokens that no text contains, and that none begins with.
-    alignment_heads: (layer, head) of the attention by which other libraries time words.
+    languages, tasks: the tokens at the start of a text that name its language and the task; none
+        for an English model.
+    start, no_times, end: the first token of a text, the token of a text without times, and the
+        last token.
+    suppressed, suppressed_first: tokens that no text may contain, and that none may begin with.
+    alignment_heads: (layer, head) of the attention that other libraries use to time words.
     """
     settings = read_json(folder, GENERATION)
     if settings is None or "no_timestamps_token_id" not in settings:
         return None
-    several = settings if settings.get("is_multilingual", True) else {}
+    token_maps = settings if settings.get("is_multilingual", True) else {}
     languages, tasks = (
-        {name.strip("<|>"): token for name, token in (several.get(key) or {}).items()}
+        {name.strip("<|>"): token for name, token in (token_maps.get(key) or {}).items()}
         for key in ("lang_to_id", "task_to_id")
     )
     return {

@@ -1,7 +1,7 @@
 """A pretrained encoder of Hugging Face's hub: found in the cache, or downloaded.
 
 Its configuration, model card and safetensors are downloaded, never a pickle or code. A model that
-is complete in the cache is used without any connection, whatever the hub has by now.
+is complete in the cache is used without any connection, even if the hub has a newer one.
 """
 
 import logging
@@ -78,7 +78,7 @@ def _download(model: str, revision: str) -> Path:
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT  # seconds
     explain = partial(_explain, model, revision)
-    with translate(Exception, ConfigError, explain, passing=CODE_FAULTS):
+    with translate(Exception, ConfigError, explain, unchanged=CODE_FAULTS):
         info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=timeout)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         names = [*SMALL_FILES] if WEIGHTS in sizes else [*SMALL_FILES, INDEX]

@@ -30,7 +30,7 @@ OWN_MASKS = ("mask_time_prob", "mask_feature_prob")  # `PretrainedEncoder` masks
 
 
 class Classes(NamedTuple):
-    """Names of classes of transformers, and that of the encoder's module that projects features."""
+    """Names of classes of transformers, and of the encoder's module that projects features."""
 
     encoder: str
     extractor: str

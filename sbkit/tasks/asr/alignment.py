@@ -115,7 +115,7 @@ def align(
         output.log_probs,
         [tokens for _, tokens in spelled],
         vocabulary=tokenizer.vocabulary,
-        silent=tokenizer.silent,
+        silent_ids=tokenizer.silent_ids,
     )
     frame_seconds = samples_to_seconds(bundle.model.samples_per_frame, bundle.config.sample_rate)
     spoken = [utterance for utterance in utterances if utterance is not None]

@@ -169,7 +169,7 @@ class AsrModel(AcousticModel):
     def check_text_lengths(self, lengths: Sequence[int], ids: Sequence[str]) -> None:
         """Raise DataError for a text longer than the positions of a decoder with own tokens."""
         assert self.generation is not None
-        longest = self.generation.longest_text
+        longest = self.generation.max_text_tokens
         for id, count in zip(ids, lengths, strict=True):
             if count > longest:
                 raise DataError(

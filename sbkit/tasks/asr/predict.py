@@ -76,14 +76,14 @@ class OverlapJoiner:
         """
         bundle = self.bundle
         frame_samples = bundle.model.samples_per_frame
-        rate, silent = bundle.config.sample_rate, bundle.tokenizer.silent
+        rate, silent_ids = bundle.config.sample_rate, bundle.tokenizer.silent_ids
         outputs = self.encode([segment.samples for segment in segments])
         inputs: list[DecoderInput] = []
         for segment, encoded in zip(segments, outputs, strict=True):
             if segment.start == 0:  # of a new input; an error may have ended the last one
                 self.frames_to_skip = 0
             first_sample = self.frames_to_skip * frame_samples
-            end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
+            end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent_ids)
             last_sample = end * frame_samples if segment.overlap else len(segment.samples)
             inputs.append(
                 bundle.decoder_input(

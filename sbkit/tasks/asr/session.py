@@ -97,7 +97,7 @@ class StreamingRecognizer(ReopenedWhenUnpickled):
         self.chunks = chunks
         self.samples_per_frame = self.model.samples_per_frame
         self.aligner = bundle.decoder_pool.decoder.aligner
-        self.silent_token_ids = bundle.tokenizer.silent
+        self.silent_token_ids = bundle.tokenizer.silent_ids
         texts = bundle.tokenizer.texts
         self.word_starts = [id for id, text in enumerate(texts) if text.startswith(SPACE)]
         decoder = bundle.decoder_pool.decoder.decoder

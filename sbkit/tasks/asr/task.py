@@ -14,7 +14,7 @@ from sbkit.evaluate.wer import ERROR_RATES, ScoredUtterance, all_have_word_bound
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.text.normalizers import Normalizer, table_normalizer
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from sbkit.text.transcripts import TOKEN, transcript_normalizer
+from sbkit.text.transcripts import TAG_TOKEN, transcript_normalizer
 
 READ_SIGNS = ".,:;?!-/*+=$€£¥₽₹°"  # by another normalizer, such as Whisper's
 
@@ -104,7 +104,7 @@ class AsrTask(Task):
             normalized = replace(
                 utterance,
                 reference=normalizer.normalize(to_reference(row["sentence"])),
-                hypothesis=normalizer.normalize(TOKEN.sub("", prediction.text)),
+                hypothesis=normalizer.normalize(TAG_TOKEN.sub("", prediction.text)),
                 words=(),  # their times are those of the other text
                 normalizer=str(normalizer),
             )

@@ -92,7 +92,9 @@ def tokenizer_of(letters: str, **names: str) -> Edit:
 
     def edit(run: Path) -> None:
         file = run / "tokenizer.model"
-        ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [letters])
+        ensure_tokenizer(
+            model_file=file, token_type="char", vocab_size=None, texts=lambda: [letters]
+        )
         model = sentencepiece_model_pb2.ModelProto()
         model.ParseFromString(file.read_bytes())
         for name, piece in names.items():

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from sbkit.checkpoint.run_config import Description, describe, differences
+from sbkit.config.dependencies import hash_dependencies
 from sbkit.config.hparams import read_spec
-from sbkit.config.reached import list_reached
 
 # The content of each file, none for one that is added later, and what differs after an edit.
 FILES = {
@@ -53,7 +53,7 @@ def declare(folder: Path) -> Description:
     yaml = folder / "run.yaml"
     yaml.write_text(YAML.format(folder, folder.parent))
     spec = read_spec(yaml)
-    return describe(spec, reached=list_reached(spec))
+    return describe(spec, dependencies=hash_dependencies(spec))
 
 
 def differing(now: Description, before: Description) -> list[str]:
@@ -91,7 +91,7 @@ def test_moved_files_are_the_same_and_missing_ones_are_not_compared(folder: Path
 
 
 def test_sizes_stand_for_much_audio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbkit.config.reached.MAX_READ_BYTES", 4)
+    monkeypatch.setattr("sbkit.config.dependencies.MAX_READ_BYTES", 4)
     before, clip = declare(folder), folder / "noise/deep/b.wav"
     for content, names in (("other", []), ("longer", ["noise.folder"])):
         clip.write_text(content)

@@ -1,4 +1,4 @@
-"""The user's modules that a YAML reaches, and the files and folders that it names."""
+"""Hash the user's modules that a YAML imports, and the files and folders that it names."""
 
 import hashlib
 import os
@@ -10,51 +10,56 @@ from sbkit.base.ranges import KEYS
 from sbkit.config.document import walk
 from sbkit.config.hparams import OUTPUT_FOLDER, RunSpec
 
-# Other keys of every run name no file, or the data, which has fingerprints, or initial weights.
+# Of the keys of every run, only this one names a file to hash. The others name no file, or data,
+# which has fingerprints, or initial weights.
 FILE_KEY = "lm_text"
 NUM_HASH_DIGITS = 12
-MAX_READ_BYTES = 1 << 32  # beyond it, sizes stand for contents
+MAX_READ_BYTES = 1 << 32  # of a larger folder or file, only the sizes are hashed
 
 
-def list_reached(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Return hashes of the user's modules and files outside of the run folder, but for the data.
+def hash_dependencies(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
+    """Return hashes of the user's modules and files, except for the data and the run folder.
 
-    Modules are by name, and files and folders by the text that names them: files and bundles that
-    a value names, and folders that an argument of an object names. A class of `__main__` has no
-    file.
+    Modules are listed by name, files and folders by the text that names them: files and bundles
+    that a value names, and folders that an argument of an object names. A class of `__main__` has
+    no file.
     """
-    digests = user_digests(*spec.given_modules, *spec.module_names)
+    digests = user_digests(*spec.recipe_modules, *spec.module_names)
     nodes = [(keys, node) for keys, node in walk(spec.tree) if isinstance(node, str)]
     texts = [(str(node), str(keys[0])) for keys, node in nodes if node.strip("./")]
     settings = dict(spec.settings.items())  # this marks no key as read
     arguments = {text for text, key in texts if key not in settings}
-    others = {text for text, key in texts if key in KEYS and key != FILE_KEY}
+    ignored_texts = {text for text, key in texts if key in KEYS and key != FILE_KEY}
     run = Path(str(settings.get(OUTPUT_FOLDER, ""))).resolve()
-    names = sorted({text for text, _ in texts} - others)
+    names = sorted({text for text, _ in texts} - ignored_texts)
     files = [name for name in names if _lies_apart(name, run, is_argument=name in arguments)]
     modules = {name: digest[:NUM_HASH_DIGITS] for name, digest in digests.items()}
-    return modules, {name: digest_of(Path(name)) for name in files}
+    return modules, {name: hash_path(Path(name)) for name in files}
 
 
 def _lies_apart(text: str, run: Path, *, is_argument: bool) -> bool:
-    """Return whether a text names a file or folder that is neither in the run folder nor above."""
+    """Return whether a text names a file or folder that neither contains the run nor lies in it."""
     with suppress(OSError):  # a text may be too long for a path
         path = Path(text).resolve()
-        is_bundle = (path / "config.json").is_file()  # such as that of a teacher
+        is_bundle = (path / "config.json").is_file()  # for example a teacher's
         if path.is_file() or is_bundle or (is_argument and path.is_dir()):
             return not (path.is_relative_to(run) or run.is_relative_to(path))
     return False
 
 
-def digest_of(path: Path) -> str:
-    """Hash the content of a file, or the names and contents of a folder's files but hidden ones.
+def hash_path(path: Path) -> str:
+    """Hash a file's content, or the names and contents of a folder's files except hidden ones.
 
-    Of more than `MAX_READ_BYTES`, sizes stand for contents.
+    Above `MAX_READ_BYTES`, sizes are hashed in place of contents.
     """
     folder, names = path.parent, [path.name]
     if path.is_dir():
         tree = os.walk(path, followlinks=True)
-        files = [Path(root, file).relative_to(path) for root, _, found in tree for file in found]
+        files = [
+            Path(root, name).relative_to(path)
+            for root, _, file_names in tree
+            for name in file_names
+        ]
         folder, names = path, sorted(str(file) for file in files if "/." not in f"/{file}")
     files = [folder / name for name in names]
     sizes = [file.stat().st_size for file in files]
