@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, Int64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError, translate
-from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
+from sbkit.base.torch_internals import (
+    keep_device_guard,
+    meta_device,
+    own_cuda_graphs,
+    set_recompile_limit,
+)
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import WEIGHTS_FILE, Plain
@@ -359,7 +364,7 @@ class TorchBundle(Bundle):
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:
     """Raise BundleError if parts are far larger than the weights, without memory for them."""
     budget = parameter_budget(weights)
-    with limit_parameters(weights), torch.device("meta"):
+    with limit_parameters(weights), meta_device():
         for spec in specs:
             try:
                 part = build_from_spec(spec)
