@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.distributed_c10d import _abort_process_group
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+from torch.utils._device import _device_constructors
 
 # NCCL's `destroy_process_group` would wait for ranks that never come.
 abort_process_group: Callable[[], object] = _abort_process_group
@@ -38,6 +39,16 @@ def reads_found_inf(optimizer: Optimizer) -> bool:
 def batch_norms(modules: nn.Module) -> Iterator[_BatchNorm]:
     """Yield the batch normalizations of any dimension, including synchronized ones."""
     return (module for module in modules.modules() if isinstance(module, _BatchNorm))
+
+
+def meta_device() -> torch.device:
+    """Return the device of tensors without memory, for a `with` statement.
+
+    While transformers loads a model, it replaces torch.linspace. If torch then made its list of the
+    functions that obey such a statement, the original would still fill memory.
+    """
+    _device_constructors.cache_clear()
+    return torch.device("meta")
 
 
 def set_recompile_limit(limit: int) -> None:

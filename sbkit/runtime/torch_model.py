@@ -23,6 +23,7 @@ from sbkit.base.errors import BundleError, SbkitError, translate
 from sbkit.base.torch_internals import (
     create_cuda_graph_store,
     keep_device_guard,
+    meta_device,
     set_recompile_limit,
 )
 from sbkit.base.units import seconds_to_samples
@@ -363,7 +364,7 @@ class TorchBundle(Bundle):
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:
     """Raise BundleError if parts are far larger than the weights, without memory for them."""
     budget = parameter_budget(weights)
-    with limit_parameters(weights), torch.device("meta"):
+    with limit_parameters(weights), meta_device():
         for spec in specs:
             try:
                 part = build_from_spec(spec)

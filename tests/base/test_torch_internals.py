@@ -2,9 +2,11 @@
 
 import re
 
+import pytest
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils._device import _device_constructors
 
 from sbkit.base import torch_internals
 
@@ -33,3 +35,14 @@ def test_scaler_skips_step_if_found_inf_is_set() -> None:
         scaler.step(optimizer)
         scaler.update()
         assert (layer.weight.item() == before) is bool(is_inf)
+
+
+def test_meta_device_rules_functions_that_were_replaced_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _device_constructors.cache_clear()
+    with monkeypatch.context() as patch, torch.device("meta"):
+        patch.setattr(torch, "linspace", lambda *_: None)  # as transformers while it loads a model
+        torch.empty(1)
+    with torch_internals.meta_device():
+        assert torch.linspace(0, 1, 2).is_meta
