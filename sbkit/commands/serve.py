@@ -80,8 +80,8 @@ def serve(options: Namespace) -> int:
     metrics = Metrics()
     keys = _read_keys(options.api_key_file) if options.api_key_file else ()
     with ExitStack() as stack:
-        listening = stack.enter_context(closing(bind(options.host, options.port)))
-        is_local = ip_address(listening.getsockname()[0]).is_loopback
+        listener = stack.enter_context(closing(bind(options.host, options.port)))
+        is_local = ip_address(listener.getsockname()[0]).is_loopback
         if not (is_local or options.no_key or keys):
             raise ConfigError(
                 f"`--host {options.host}` admits other machines. Pass --api-key-file FILE, or "
@@ -121,7 +121,7 @@ def serve(options: Namespace) -> int:
         gc.freeze()  # loaded objects stay, so only objects of requests are searched for cycles
         gc.collect()
         with suppress(StopRequestedError):  # uvicorn passes the signal on once it has stopped
-            run(make_server(service), service, listening, wyoming)
+            run(make_server(service), service, listener, wyoming)
     return 0
 
 
