@@ -361,7 +361,7 @@ def test_units_are_plain_and_may_be_written_in_any_order_by_anyone(
     assert not looks  # at audio files
     assert sorted(finish(spec)) == sorted({Work.of(unit).name for unit in todo})
     with ThreadPoolExecutor(4) as pool:
-        assert sum(done["clips"] for done in pool.map(write_unit, todo[::-1] * 2)) == 2 * 24
+        assert sum(unit["clips"] for unit in pool.map(write_unit, todo[::-1] * 2)) == 2 * 24
     assert finish(spec) == []
     one, many = ({file.name for file in (tmp_path / name).iterdir()} for name in ("one", "many"))
     assert one == many

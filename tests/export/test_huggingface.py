@@ -202,8 +202,8 @@ def test_whisper_is_loaded_without_sbkit(tmp_path: Path, monkeypatch: pytest.Mon
         "print(recognizer({'raw': audio, 'sampling_rate': 16_000})['text'])"
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    done = run_fresh(code, bundle / "huggingface", tmp_path / "clip.wav", cwd=tmp_path)
-    assert expected and done.stdout.strip() == expected, done.stderr
+    process = run_fresh(code, bundle / "huggingface", tmp_path / "clip.wav", cwd=tmp_path)
+    assert expected and process.stdout.strip() == expected, process.stderr
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 60), ("unigram", 36)])

@@ -109,9 +109,9 @@ def test_channel_of_a_call_is_transcribed(server: RunningServer) -> None:
         answer = create(server, file.getvalue(), extra_body={"channel": channel})
         assert answer.text == text
     fields = {"response_format": "verbose_json", "extra_body": {"channel": "each"}}
-    both = create(server, file.getvalue(), timestamp_granularities=["word", "segment"], **fields)
-    assert both.text == "1: a fox\n2: a dog"
-    for parts in (both.words, both.segments):
+    answer = create(server, file.getvalue(), timestamp_granularities=["word", "segment"], **fields)
+    assert answer.text == "1: a fox\n2: a dog"
+    for parts in (answer.words, answer.segments):
         assert {part.channel for part in parts} == {1, 2}
     with pytest.raises(openai.BadRequestError, match="must be false with `channel` each"):
         create(server, file.getvalue(), stream=True, extra_body={"channel": "each"})

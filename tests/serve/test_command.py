@@ -141,10 +141,10 @@ def test_auto_without_the_gpu_of_the_machine_is_told_in_log_and_health(
         apps.append(server.config.app)
 
     monkeypatch.setattr(uvicorn.Server, "serve", serve)
-    told = "No GPU is used, because NVIDIA's driver shows no GPU."
-    for device, note in (("auto", told), ("cpu", None)):
+    message = "No GPU is used, because NVIDIA's driver shows no GPU."
+    for device, note in (("auto", message), ("cpu", None)):
         assert run(["serve", str(plain_bundle), "--port=0", "--device", device]) == 0
-        assert capsys.readouterr().err.count(told) == (note is not None)
+        assert capsys.readouterr().err.count(message) == (note is not None)
         client = httpx2.AsyncClient(transport=httpx2.ASGITransport(apps.pop()))
         response = asyncio.run(client.get("http://127.0.0.1/health/ready"))
         assert response.json()["note"] == note
