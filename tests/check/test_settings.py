@@ -1,4 +1,4 @@
-"""Ranges, keys that nothing reads, the machine that is meant, and the run folder."""
+"""Ranges, keys that nothing reads, the target machine, and the run folder."""
 
 import os
 import re

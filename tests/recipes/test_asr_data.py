@@ -1,4 +1,4 @@
-"""Language models are trained again for other data, and the weights fitted with them removed."""
+"""Other data means other language models; weights that were fitted with the old are removed."""
 
 import gzip
 import io
