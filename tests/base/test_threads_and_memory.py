@@ -1,4 +1,4 @@
-"""Threads sleep while other processes need the cores; freed memory is kept, unless a variable forbids it."""
+"""Threads sleep while other processes need the cores; freed memory is kept by default."""
 
 import json
 import os
