@@ -413,7 +413,7 @@ def require_no_recipes(task: Task) -> None:
         imported = [name for code in code_by_file.values() for name in imported_modules(code)]
         if any(name.partition(".")[0] == "recipes" for name in (module, *imported)):
             raise ConfigError(
-                f"The task {task.name} must be defined without `recipes`, but {module} imports it. "
+                f"The task {task.name} must be defined without `recipes`, but {module} needs it. "
                 "Move the recipe into another module."
             )
 
