@@ -1,4 +1,4 @@
-"""Notes on the calls of a function, and on the audio files that processes open."""
+"""Record the calls of a function, and the audio files that processes open."""
 
 import os
 from collections import Counter

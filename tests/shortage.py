@@ -1,4 +1,4 @@
-"""Limits: on the size of files, as on a full disk, and by their modes, as for other users."""
+"""Imitate a full disk by a limit on file sizes, and other users' files by their modes."""
 
 import ctypes
 import resource

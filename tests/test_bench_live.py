@@ -18,7 +18,7 @@ from tools import bench_live
 def test_bench_live_counts_delays_and_revised_words() -> None:
     words = Word("a", 0.0, 0.3), Word("fox", 0.4, 0.9)
     final = Final(seconds=2.0, text="a fox", start=0.0, end=2.0, words=words)
-    results = bench_live.Measurements()
+    results = bench_live.LiveResults()
     texts = ("an", 0), ("a fo", 1), ("a dog", 1), ("a fox", 0)
     events = [
         Partial(seconds=0.5 * number, text=text, stable=stable)
@@ -30,7 +30,7 @@ def test_bench_live_counts_delays_and_revised_words() -> None:
     bench_live.add_endpoint(results, [Endpoint(seconds=2.1, rule="silence"), final])
     assert results.endpoints == pytest.approx([1.2])
     pairs = [("a fox", "a fox"), ("a fox", "the fox"), ("a fox", "a fo"), ("", ""), ("a", "")]
-    results.last_words = [bench_live.has_wrong_end(*pair) for pair in pairs]
+    results.are_ends_wrong = [bench_live.has_wrong_end(*pair) for pair in pairs]
     assert results.figures()["last word wrong"] == "2 of 5"
 
 

@@ -50,11 +50,11 @@ def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path, y
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
     single, shared = (records_of(tmp_path / run, "step") for run in "12")
     assert [record["rows"] for record in single] == sorted(record["rows"] for record in single)
-    for alone, both in zip(single, shared, strict=True):
+    for alone, together in zip(single, shared, strict=True):
         for name in ("loss", "ctc", "attention", "grad_norm"):
-            assert both[name] == pytest.approx(alone[name], rel=1e-4), name
-        means = both["of_rank_0"], both["of_rank_1"]  # each rank has one share of the step
-        assert (alone["rows"], both["rows"]) == pytest.approx((sum(means), np.mean(means)))
+            assert together[name] == pytest.approx(alone[name], rel=1e-4), name
+        means = together["of_rank_0"], together["of_rank_1"]  # each rank has one share of the step
+        assert (alone["rows"], together["rows"]) == pytest.approx((sum(means), np.mean(means)))
 
 
 @pytest.mark.slow

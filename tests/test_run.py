@@ -309,7 +309,7 @@ def test_tune_writes_another_decoder_and_leaves_the_run(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     before = contents_of(run)
     command = ["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--no-attention-rescoring"]
-    with pytest.raises(SbkitError, match="is the model itself or a run's"):
+    with pytest.raises(SbkitError, match="is the model itself or the bundle of a run"):
         sbkit([*command, "--out", str(run / "bundle")])
     capsys.readouterr()
     with one_thread():

@@ -17,7 +17,7 @@ from typing import Any
 
 from sbkit.base.errors import SbkitError
 
-Figures = Mapping[str, Any]  # of a round, by the title of their column: numbers or whole cells
+Figures = Mapping[str, Any]  # the results of a round by column title: numbers or cells of text
 Sides = Mapping[str, Callable[[], Figures]]
 
 
@@ -35,8 +35,8 @@ def measure_once(sides: Sides) -> dict[str, Figures]:
 def take_turns(sides: Sides, rounds: int, base: str) -> dict[str, list[Figures]]:
     """Measure the sides in alternating rounds, print each as JSON, and print their medians.
 
-    A side warms up with a round that does not count. One that fails is left out of the next rounds,
-    unless it is the base, beside which all stand. Returns the rounds of each side.
+    Each side warms up with a round that does not count. A side that fails is left out of the next
+    rounds; if the base fails, its error is raised. Returns the rounds of each side.
     """
     rounds_of: dict[str, list[Figures]] = {name: [] for name in sides}
     failed = set[str]()
@@ -59,7 +59,7 @@ def take_turns(sides: Sides, rounds: int, base: str) -> dict[str, list[Figures]]
 
 
 def print_medians(rounds_of: Mapping[str, Sequence[Figures]], base: str) -> None:
-    """Print the medians of all rounds, and the ratio of the first figure to that of the base."""
+    """Print the medians of all rounds, and the ratio of each first figure to the base's."""
     columns = [*{key: None for rounds in rounds_of.values() for r in rounds for key in r}]
     ratio = f"beside {base}"
     _print_header(dict.fromkeys([*columns, ratio]))
@@ -92,7 +92,7 @@ def _print_row(name: str, columns: Sequence[str], figures: Figures) -> None:
 class Worker:
     """A process that measures rounds on request, and is suspended otherwise.
 
-    facts: its first answer.
+    facts: the first answer of the process.
     """
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
@@ -125,7 +125,7 @@ def start_worker(
 ) -> Iterator[Worker]:
     """Run `python -m MODULE --side NAME ...`, which calls `answer`; kill it at the end.
 
-    name: its first word is that of the side; variables: of the environment.
+    name: begins with the name of the side. variables: variables of the environment.
     """
     with subprocess.Popen(
         [sys.executable, "-m", module, "--side", name.split()[0], *arguments],

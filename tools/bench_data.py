@@ -47,16 +47,16 @@ from tools.bench import Figures, Sides, measure_once
 SAMPLE_RATE = 16_000
 ALL_ROWS = 72_000_000  # a hundred thousand hours, of clips of 5 s
 ROWS_PER_BLOCK = 100_000  # made and written at a time
-MIN_CLIPS = 256  # of noise; many rows have the same
-MAX_LINKS = 50_000  # to a clip; ext4 allows 65,000
-NUM_EVALUATED = 1000  # rows of dev, and of test
+MIN_CLIPS = 256  # clips of noise, each for many rows
+MAX_LINKS = 50_000  # links to a clip; ext4 allows 65,000
+NUM_EVALUATED = 1000  # rows of dev, and as many of test
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-LARGEST_FIGURES = {"wall s", "peak"}  # the largest of all ranks is shown, of others the sum
+LARGEST_FIGURES = {"wall s", "peak"}  # the largest of all ranks is shown, for others the sum
 START = ("tools.bench_data", "--begin")  # the module and option of a process that `launch` starts
-SMALL = (
+SMALL_MODEL = (
     *("--device=cpu", "--audio_store=lazy", "--word_lm_order=0", "--token_lm_order=0"),
     *("--token_type=bpe", "--vocab_size=500", "--batch_seconds=400", "--check=False"),
     *("--num_encoder_layers=1", "--d_model=64", "--nhead=4", "--d_ffn=64", "--cnn_channels=8"),
@@ -64,7 +64,7 @@ SMALL = (
 
 
 def main() -> None:
-    """Print a row for each start: its seconds, and memory with that of workers and all ranks."""
+    """Print a row for each start: the seconds and the memory of all ranks and their workers."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[250_000, 500_000, 1_000_000])
     parser.add_argument("--ranks", type=int, default=4)
@@ -89,17 +89,17 @@ def main() -> None:
 
 
 def measure_starts(folder: Path, data: Path, ranks: int) -> Mapping[str, Figures]:
-    """Start a run in all ways, and return the figures of each."""
+    """Start a run in each way, and return the figures of each start."""
     run = folder / "run"
-    arguments = (f"--data_folder={data}", f"--output_folder={run}", *SMALL)
+    arguments = (f"--data_folder={data}", f"--output_folder={run}", *SMALL_MODEL)
 
     def start(*settings: str, anew: bool = False, ranks: int = 1) -> Figures:
         if anew:
-            shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # of the start before
-        of_ranks = launch(folder, [*arguments, *settings], ranks)
+            shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # from the previous start
+        by_rank = launch(folder, [*arguments, *settings], ranks)
         return {
-            name: (max if name in LARGEST_FIGURES else sum)(figures[name] for figures in of_ranks)
-            for name in of_ranks[0]
+            name: (max if name in LARGEST_FIGURES else sum)(figures[name] for figures in by_rank)
+            for name in by_rank[0]
         }
 
     starts: Sides = {
@@ -138,23 +138,23 @@ def launch(folder: Path, arguments: Sequence[str], ranks: int) -> list[dict[str,
 
 
 def start_run(file: str, *arguments: str) -> None:
-    """Start training; at the first step write each rank's figures, and leave as in mid-epoch."""
+    """Start training; at the first step, write each rank's figures, and stop as in mid-epoch."""
     keep_freed_memory()
     run = Run(*parse_command(["hparams/ctc.yaml", *arguments]))
     fit_batch = Brain.fit_batch
 
-    def measure_and_leave(brain: Brain, batch: object) -> object:
-        if brain.run_folder != run.folder or brain.loaders is None:  # of the check
+    def measure_and_stop(brain: Brain, batch: object) -> object:
+        if brain.run_folder != run.folder or brain.loaders is None:  # a step of the check
             return fit_batch(brain, batch)
-        gather_over_ranks(None)  # until all have their first batch
-        of_ranks = gather_over_ranks(measure_processes())
+        gather_over_ranks(None)  # waits until all have their first batch
+        by_rank = gather_over_ranks(measure_processes())
         if rank() == 0:
-            Path(file).write_text(json.dumps(of_ranks))
+            Path(file).write_text(json.dumps(by_rank))
         brain.optimizer_step = brain.step = len(brain.loaders.train) // 2
         brain.stopping.save()
         return brain.stopping.leave(brain.optimizer_step)
 
-    stopping = patch.object(Brain, "fit_batch", measure_and_leave)
+    stopping = patch.object(Brain, "fit_batch", measure_and_stop)
     with stopping, log_to_screen(), suppress(StopRequestedError):
         run.train()
 
@@ -203,7 +203,7 @@ def write_release(folder: Path, rows: int) -> None:
 
 
 def _make_columns(rows: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield blocks of each split: its name, the numbers of its rows, and columns of texts."""
+    """Yield blocks of rows: the name of the split, the numbers of the rows, and text columns."""
     random = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlu"))
     lengths = random.integers(2, 9, VOCABULARY_WORDS)

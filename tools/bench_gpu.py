@@ -3,7 +3,7 @@
 python -m tools.bench_gpu [--data_folder=RELEASE] [--seconds 4] [--key=value of the YAML ...]
 
 The parts run one after the other, each in its own process with a time limit: a Conformer CTC of 30
-million parameters and its profile; the same in turns with SWITCHES; SpeechBrain's recipe with as
+million parameters and its profile; this model in turns with SWITCHES; SpeechBrain's recipe with as
 many parameters; ctc_large, Whisper base with random weights, and ctc.yaml; the tests that need a
 GPU. Without a release, the clips are noise, which trains as fast as speech. After each part comes
 the block for docs/benchmarks.md: card, torch, commit, how the parts ended, and the figures so far.
@@ -31,11 +31,11 @@ import soundfile
 from tools.bench import Figures, print_medians
 
 BENCH = (sys.executable, "-um", "tools.bench_train", "--rounds=2")
-MAX_SECONDS = 590  # of all parts and the release, which takes 20
+MAX_SECONDS = 590  # for all parts and for making the release, which takes 20
 CLIP_COUNTS = {"train": 1500, "dev": 20, "test": 20}
 RATE = 16_000
 GPU_TESTS = ("tests/test_gpu.py", "tests/checkpoint/test_rng.py")
-COPIES = 8  # of a training clip; one is too few for SpeechBrain's buckets, and for long epochs
+COPIES = 8  # of each training clip: SpeechBrain's buckets and long epochs need more than one
 NUM_WORKERS = 8  # processes that read ahead
 CLIP_SECONDS = (1.5, 10.5)  # as in Common Voice; drawn from a gamma distribution of mean 5
 SYLLABLES = [*map("".join, product("bdfghklmnprstvwz", "aeiou"))]
@@ -55,7 +55,7 @@ WHISPER = (  # base, with random weights
 
 
 class Part(NamedTuple):
-    """A command with its time limit; None: the time that is left."""
+    """A command with its time limit; None: the remaining time."""
 
     title: str
     command: Sequence[str]
@@ -107,7 +107,7 @@ def make_parts(common: Sequence[str]) -> list[Part]:
 
 
 def run(part: Part, rounds_of: dict[str, list[Figures]]) -> str:
-    """Run a part, print its output as it comes, collect its figures, and return how it ended."""
+    """Run a part, print its output as it arrives, collect its figures, and return its outcome."""
     print(f"\n== {part.title}: {shlex.join(part.command)}", flush=True)
     start = time.perf_counter()
     last_line = ""

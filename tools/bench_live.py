@@ -5,13 +5,13 @@ python -m tools.bench_live RUN|BUNDLE [DATA] [--chunks 320,640,1280]
 DATA is a table as for `sbkit score`; without it, the test sets of the run are used.
 Every clip runs through a streaming session. The columns of the table:
 
-- latency: from the end of a word, by the final text, to the end of the chunk from which on all
-  partial texts have the word in its position;
+- latency: from the end of a word (in the final text) to the end of the first chunk after which each
+  partial text has the word at its position;
 - revised: words of partial texts that changed later, per hundred final words; a last word that
   grows does not count. The next column has only those that the session called stable;
 - endpoint: from the end of the last word to the event, if silence follows;
 - final: the computing time of `finish` after the last sample.
-- last word wrong: clips whose last word differs from that of the text.
+- last word wrong: clips whose last word was recognized wrong.
 """
 
 import argparse
@@ -45,15 +45,15 @@ from tools.bench import Figures, measure_once
 
 SILENCE_SECONDS = 3.0  # after a clip, to find its endpoint
 
-Clip = tuple[Samples, str]  # a clip with its text
+ClipWithText = tuple[Samples, str]
 
 
 @dataclass
-class Measurements:
+class LiveResults:
     """The results of all clips with one chunk size and one decoder; delays are in seconds."""
 
     errors: TextErrors = field(default_factory=TextErrors)
-    last_words: list[bool] = field(default_factory=list)  # whether they are wrong
+    are_ends_wrong: list[bool] = field(default_factory=list)  # whether the last word is wrong
     latencies: list[float] = field(default_factory=list)
     endpoints: list[float] = field(default_factory=list)
     finals: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Measurements:
         p50, p95 = np.percentile(latencies, (50, 95))
         endpoint, final = (np.median(x or [np.nan]) for x in (self.endpoints, self.finals))
         return {
-            **rates(self.errors, self.last_words),
+            **rates(self.errors, self.are_ends_wrong),
             "latency: mean (ms)": 1000 * latencies.mean(),
             "p50": 1000 * p50,
             "p95": 1000 * p95,
@@ -78,9 +78,9 @@ class Measurements:
         }
 
 
-def rates(errors: TextErrors, last_words: Sequence[bool]) -> dict[str, str]:
-    """Return the error rates of all clips, and how many have a wrong last word."""
-    wrong = f"{sum(last_words)} of {len(last_words)}"
+def rates(errors: TextErrors, are_ends_wrong: Sequence[bool]) -> dict[str, str]:
+    """Return the error rates of all clips, and the number with a wrong last word."""
+    wrong = f"{sum(are_ends_wrong)} of {len(are_ends_wrong)}"
     return {"CER": f"{errors.cer:.1%}", "WER": f"{errors.wer:.1%}", "last word wrong": wrong}
 
 
@@ -110,7 +110,7 @@ def main() -> None:
         measure_once(sides)
 
 
-def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Clip]:
+def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[ClipWithText]:
     """Yield all clips with their texts."""
     if options.data is not None:
         sets = [prepare_user_set(bundle, options.data)]
@@ -129,7 +129,7 @@ def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
         encoder.streaming = replace(streaming, chunk_frames=chunk_frames)
 
 
-def score_whole(bundle: TorchBundle, clips: Sequence[Clip]) -> Figures:
+def score_whole(bundle: TorchBundle, clips: Sequence[ClipWithText]) -> Figures:
     """Measure the error rates of a model that sees whole clips."""
     set_chunk(bundle, None)
     pairs = [(text, *bundle.transcribe([audio])) for audio, text in clips]
@@ -137,10 +137,10 @@ def score_whole(bundle: TorchBundle, clips: Sequence[Clip]) -> Figures:
     return rates(errors, [has_wrong_end(*pair) for pair in pairs])
 
 
-def measure(bundle: TorchBundle, clips: Sequence[Clip], chunk_ms: int) -> Figures:
+def measure(bundle: TorchBundle, clips: Sequence[ClipWithText], chunk_ms: int) -> Figures:
     """Run each clip through a session, and through another that continues with silence."""
     set_chunk(bundle, chunk_ms)
-    results = Measurements()
+    results = LiveResults()
     model = bundle.model
     silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
     opened = ThreadedBundle.from_contents(bundle, ModelThread(lambda: model))
@@ -154,20 +154,20 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip], chunk_ms: int) -> Figure
             results.finals.append(time.perf_counter() - start)
             hypothesis = " ".join(event.text for event in events if isinstance(event, Final))
             results.errors += count_errors(text, hypothesis)
-            results.last_words.append(has_wrong_end(text, hypothesis))
+            results.are_ends_wrong.append(has_wrong_end(text, hypothesis))
             add_utterances(results, events)
             add_endpoint(results, events_with_silence)
     return results.figures()
 
 
-def add_endpoint(results: Measurements, events: Sequence[Event]) -> None:
+def add_endpoint(results: LiveResults, events: Sequence[Event]) -> None:
     """Add the delay from the last word to its endpoint."""
     for event, after in pairwise(events):
         if isinstance(event, Endpoint) and event.rule == "silence" and isinstance(after, Final):
             results.endpoints.append(event.seconds - after.words[-1].end)
 
 
-def add_utterances(results: Measurements, events: Sequence[Event]) -> None:
+def add_utterances(results: LiveResults, events: Sequence[Event]) -> None:
     """Add the latencies and the revised words of all utterances."""
     partials: list[Partial] = []
     for event in events:
@@ -178,7 +178,7 @@ def add_utterances(results: Measurements, events: Sequence[Event]) -> None:
             partials = []
 
 
-def add_utterance(results: Measurements, partials: Sequence[Partial], final: Final) -> None:
+def add_utterance(results: LiveResults, partials: Sequence[Partial], final: Final) -> None:
     """Add the latency of each word, and count the words of partial texts that were revised."""
     final_words = final.text.split()
     partial_words = [partial.text.split() for partial in partials]

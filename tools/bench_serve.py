@@ -2,8 +2,8 @@
 
 python -m tools.bench_serve BUNDLE AUDIO [--clients 32] [--seconds 60] [--rounds 3]
 
-AUDIO is a folder of clips. Each round measures many clients, one client, and the plain loop of
-`sbkit transcribe` in this process: seconds of audio per second (RTFx), and latencies. The exit code
+AUDIO is a folder of clips. Each round measures many clients, one client, and in this process the
+plain loop of `sbkit transcribe`: seconds of audio per second (RTFx), and latencies. The exit code
 is 1 if an answer was wrong.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from threading import Thread
@@ -31,8 +32,8 @@ from sbkit.base.process import run_main
 from sbkit.tasks.asr.predict import Transcriber
 from tools.bench import Figures, take_turns
 
-WRONG = "wrong"
-LOOP = "plain loop"
+WRONG_ANSWERS = "wrong"
+PLAIN_LOOP = "plain loop"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ExpectedClip:
 
 @dataclass
 class Results:
-    """The results of clients; seconds: of the audio with right answers."""
+    """The results of clients; `seconds` counts the audio with right answers."""
 
     latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -118,7 +119,7 @@ def measure(
             "RTFx": results.seconds / options.seconds,
             "answers/s": len(results.latencies) / options.seconds,
             **{"p50 (ms)": 1e3 * p50, "p95 (ms)": 1e3 * p95},
-            WRONG: results.num_wrong,
+            WRONG_ANSWERS: results.num_wrong,
         }
 
     def measure_loop() -> Figures:
@@ -132,16 +133,16 @@ def measure(
     sides: dict[str, Callable[[], Figures]] = {
         f"{options.clients} clients": partial(measure_clients, options.clients),
         "one client": partial(measure_clients, 1),
-        LOOP: measure_loop,
+        PLAIN_LOOP: measure_loop,
     }
-    rounds = take_turns(sides, options.rounds, LOOP)
-    return int(any(figures.get(WRONG) for measured in rounds.values() for figures in measured))
+    rounds = take_turns(sides, options.rounds, PLAIN_LOOP)
+    return int(any(figures.get(WRONG_ANSWERS) for figures in chain(*rounds.values())))
 
 
 async def run_clients(
     port: int, clips: Sequence[ExpectedClip], clients: int, seconds: float
 ) -> Results:
-    """Let clients ask until the time is over, each over its own connection."""
+    """Let clients send requests until the time is over, each over its own connection."""
     results = Results()
     end = time.perf_counter() + seconds
 

@@ -27,7 +27,7 @@ from tools.bench import Figures
 from tools.bench_gpu import COPIES, write_split
 
 MP3_RATE = 48_000
-MIN_UPDATES = 8  # of a round: the first, which does not count, compiles blocks for some shapes
+MIN_UPDATES = 8  # in each round; the warm-up round compiles blocks for some shapes
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 NUM_STEPS = 6  # steps that are profiled
 NUM_LISTED = 15  # kernels and host operations
@@ -36,7 +36,7 @@ NUM_LISTED = 15  # kernels and host operations
 def make_side(name: str, yaml: Path, arguments: Sequence[str], folder: Path) -> Any:
     """Prepare the corpus and the labels of all sides, and make one of them: sbkit, or SpeechBrain.
 
-    A side has ``model``, ``batches`` of one epoch after the other, and ``step``.
+    A side has a ``model``, endless ``batches``, epoch by epoch, and a method ``step``.
     """
     _, overrides = parse_command([str(yaml), *arguments])
     if not overrides.get("data_folder"):
@@ -53,8 +53,8 @@ def make_side(name: str, yaml: Path, arguments: Sequence[str], folder: Path) -> 
 def convert(release: Path) -> Path:
     """Write the default corpus as 48 kHz mp3, the format of Common Voice, unless it exists.
 
-    Each training clip is listed several times: its 419 are too few for either side to fill batches
-    with clips of similar lengths, as in a corpus of many hours.
+    Each training clip is listed several times: 419 clips are too few to fill batches with clips of
+    similar lengths, as a corpus of many hours does.
     """
     corpus = AsteriskPrompts({"language": "en"})
 
@@ -86,7 +86,7 @@ class SbkitSide:
             self._setup.hparams["epoch_counter"].current = epoch
             self.brain.step = 0
             loader.batch_sampler.set_epoch(epoch)
-            for batch in loader:  # the learning rate follows from the share of the run
+            for batch in loader:  # the share determines the learning rate
                 self.brain.epoch_share = self.brain.step / len(loader)
                 yield batch
 
@@ -118,9 +118,9 @@ def iterate_rounds(make: Callable[[str], Any], switch: str, seconds: float) -> I
         updates = 0
         start = time.perf_counter()
         while updates < MIN_UPDATES or time.perf_counter() - start < seconds:
-            asked = time.perf_counter()
+            request_time = time.perf_counter()
             batch = next(side.batches)
-            waiting += time.perf_counter() - asked
+            waiting += time.perf_counter() - request_time
             audio_seconds, padded_seconds = side.step(batch)
             audio += audio_seconds
             padded += padded_seconds
@@ -142,22 +142,22 @@ def iterate_rounds(make: Callable[[str], Any], switch: str, seconds: float) -> I
 
 
 def ctc_loss_of_lengths_on_device(log_probs: Tensor, *targets: Any, **options: Any) -> Tensor:
-    """Compute CTC; on CUDA it takes lengths on the CPU, as sbkit's, but not in FlopCounterMode."""
+    """Compute CTC: on CUDA it takes sbkit's lengths on the CPU, except in FlopCounterMode."""
     return ctc_loss(log_probs, *(tensor.to(log_probs.device) for tensor in targets), **options)
 
 
 def with_peak_share(figures: Figures, gpu: str) -> Figures:
-    """Add the share of the peak of a GPU, if its name has it: "NVIDIA A100-SXM4-80GB"."""
+    """Add the share of a GPU's peak if PEAKS has it; gpu: such as "NVIDIA A100-SXM4-80GB"."""
     names = re.split(r"\W+", gpu)
     peak = next((flops for name, flops in PEAKS.items() if name in names), None)
     return figures if peak is None else {**figures, "mfu": figures["tflops"] / peak}
 
 
 def profile_steps(side: Any) -> Figures:
-    """Print the kernels and the host operations that take most, and return figures of a step.
+    """Print the slowest kernels and host operations, and return figures of a step.
 
-    `host ms` is the time until a step is launched on an idle GPU, without the profiler; `GPU ms` is
-    that of the kernels, and `operations` counts calls of ATen, nested ones included.
+    `host ms` is the time until a step is launched on an idle GPU, without the profiler. `GPU ms` is
+    the time of the kernels. `operations` counts calls of ATen, nested ones included.
     """
     batches = iter([next(side.batches) for _ in range(2 * NUM_STEPS)])
     wait = torch.cuda.synchronize if torch.cuda.is_available() else "pass"

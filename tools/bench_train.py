@@ -5,8 +5,8 @@ python -m tools.bench_train [--rounds 5] [--seconds 20] [--yaml FILE]
 
 SpeechBrain's side is its CommonVoice transformer recipe. All sides have the same corpus (48 kHz
 mp3; without --data_folder, the default corpus is converted), labels, precision, subsampling, number
-of parameters within 1 %, and maximum seconds of audio in an update; only the side of the default
-recipe is `hparams/ctc.yaml` as it is, with updates of 32 s.
+of parameters within 1 %, and maximum seconds of audio in an update. Only the side `sbkit default`
+is `hparams/ctc.yaml` as it is, with updates of 32 s.
 
 `rtfx` is seconds of audio trained on per second, and the last column its ratio to the second side,
 the faster of SpeechBrain's. `update` is the mean number of seconds of audio in an update. A small
@@ -29,16 +29,16 @@ from typing import Any
 
 from tools.bench import Worker, answer, start_worker, take_turns
 
-WAITING = "OMP_WAIT_POLICY"
+WAIT_POLICY = "OMP_WAIT_POLICY"
 YAML = "hparams/ctc.yaml"
 # The sides, and the environment variables of each; sbkit itself chooses how its threads wait.
 SIDES = {
     "sbkit": {},
-    "speechbrain active": {WAITING: "active"},
-    "speechbrain passive": {WAITING: "passive"},
+    "speechbrain active": {WAIT_POLICY: "active"},
+    "speechbrain passive": {WAIT_POLICY: "passive"},
     "sbkit default": {},
 }
-DEFAULTS = (  # of YAML: CTC and attention, 2.8 million parameters; each clip is listed eight times
+SAME_SIZE = (  # of YAML: CTC and attention, 2.8 million parameters; each clip is listed eight times
     *("--num_encoder_layers=4", "--num_decoder_layers=2", "--d_ffn=576", "--ctc_weight=0.3"),
     *("--token_type=bpe", "--vocab_size=100", "--batch_seconds=60.0", "--number_of_epochs=11"),
 )
@@ -65,7 +65,7 @@ def main() -> None:
 def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), f"--seconds={options.seconds}"]
-    same_size = [*DEFAULTS * (options.yaml == YAML), *overrides]
+    same_size = [*SAME_SIZE * (options.yaml == YAML), *overrides]
     as_it_is = [f"--output_folder={folder}/default", *overrides]
     with ExitStack() as stack:
         sides: list[Worker] = []
@@ -81,7 +81,7 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
 
 
 def run_side(options: argparse.Namespace, overrides: Sequence[str], folder: Path) -> None:
-    """Train and answer for each line of standard input, or alone, in turns with its variants."""
+    """Train a round for each line of standard input; without --folder, in turns with variants."""
     from sbkit.base.threads_and_memory import SpinSwitch, keep_freed_memory
 
     keep_freed_memory()

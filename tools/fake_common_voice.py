@@ -2,10 +2,10 @@
 
 python -m tools.fake_common_voice --language en --clips 300 --product spontaneous --out FOLDER
 
-Folders, files and columns are those that the datasets describe, with real MP3s:
+Folders, files and columns are as the datasets describe them, with real MP3s:
 https://github.com/common-voice/cv-dataset/tree/main/datasets/scripted-speech     (release 27)
 https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech  (release 5)
-The voice is that of the default corpus; speakers and the tags of transcriptions are invented.
+The voice comes from the default corpus; speakers and the tags of transcriptions are invented.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Recording:
 def choose_recordings(language: str, num_clips: int, product: str) -> Iterator[Recording]:
     """Take clips of each split of the default corpus; an eighth of train gets no split.
 
-    The products have other speakers, and other clips if they have at most half of all.
+    The two products share no speaker, and no clip if each has at most half of all.
     """
     corpus = AsteriskPrompts({"language": language})
     clips_by_split = {split: [*corpus.clips(split)] for split in RELEASE_SPLITS}

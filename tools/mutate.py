@@ -2,11 +2,11 @@
 
 python -m tools.mutate [MODULE.py or FOLDER ...] [--faults 200] [--seed 0] [--jobs 2]
 
-The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
-never runs ...), drawn so that every position in the code is equally likely. Each is tried in a copy
-of the checkout, by the quick tests that import the module or one that does, the nearest first.
-Prints the change of each fault that no test noticed: a person must judge whether it
-changes what the code does.
+cosmic-ray makes the faults (another operator, comparison, number, constant, a loop that never runs
+...). They are drawn so that every position in the code is equally likely. Each is tried in a copy
+of the checkout, by the quick tests that import the module directly or by another module, the
+nearest first. Prints each fault that no test noticed: a person must judge whether it changes what
+the code does.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Fault:
         """Return the code with the fault in it."""
         return str(mutate_code(self.code, get_operator(self.operator)(), self.occurrence))
 
-    def is_code(self) -> bool:
+    def parses(self) -> bool:
         """Return whether the faulty code parses; any test would notice if it did not."""
         try:
             ast.parse(self.apply())
@@ -99,12 +99,12 @@ def main() -> None:
             return tests
 
         with ThreadPoolExecutor(options.jobs) as pool:
-            noticing = list(pool.map(find_noticing, faults))
-        print(f"{sum(map(bool, noticing))} of {len(faults)} faults were noticed")
-        for fault, tests in zip(faults, noticing, strict=True):
+            noticing_tests = list(pool.map(find_noticing, faults))
+        print(f"{sum(map(bool, noticing_tests))} of {len(faults)} faults were noticed")
+        for fault, tests in zip(faults, noticing_tests, strict=True):
             if not tests:
                 print(f"\n{fault.diff()}")
-        tests = sorted(set(chain(*noticing)))
+        tests = sorted(set(chain(*noticing_tests)))
         if tests and (names := failing(copy, tests)):
             raise SbkitError(f"{', '.join(names)} fails without a fault, in a copy of git's files.")
 
@@ -122,8 +122,8 @@ def draw(modules: Iterable[Path], count: int, dice: random.Random) -> list[Fault
         positions += [faults for file in files for faults in faults_by_position(file)]
     dice.shuffle(positions)
     shuffled = (dice.sample(faults, len(faults)) for faults in positions)
-    drawn = (next(filter(Fault.is_code, faults), None) for faults in shuffled)
-    return [*islice(filter(None, drawn), count)]
+    first_faults = (next(filter(Fault.parses, faults), None) for faults in shuffled)
+    return [*islice(filter(None, first_faults), count)]
 
 
 def faults_by_position(module: Path) -> list[list[Fault]]:
@@ -181,8 +181,8 @@ def try_fault(fault: Fault, copy: Path) -> list[str]:
 def tests_of(module: Path) -> list[str]:
     """Return the tests of a module, the nearest first.
 
-    After those in its folder come the tests that import the module, then the tests that import a
-    module that does.
+    The tests in its folder come first, then other tests that import the module, then tests that
+    import a module that does.
     """
     tests = sorted(Path("tests").rglob("test_*.py"))
     importing = importers(module, tests)
@@ -213,10 +213,10 @@ def failing(copy: Path, tests: Sequence[str]) -> list[str]:
     # `timeout` also kills the children of pytest.
     limits = ["timeout", "--signal=KILL", str(WALL_SECONDS), "prlimit", f"--cpu={CPU_SECONDS}"]
     command = [*limits, *command, "-m", QUICK_TESTS, *tests]
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
-    if done.returncode in (0, 5):  # 5: no test has such marks
+    process = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    if process.returncode in (0, 5):  # 5: no test has such marks
         return []
-    return re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout) or [*tests]
+    return re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", process.stdout) or [*tests]
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 python -m tools.prove_resume [--kills 20] [--seed 0] [--ranks 2] [YAML [--setting=value ...]]
 
 The run is small; settings change it. SIGKILL ends it, in half of the cases while it writes a
-checkpoint, and the same command resumes it until it has finished. Then another run starts, until
-there were enough kills. The exit code is 1 if a loss or a parameter differs in a bit.
+checkpoint, and the same command resumes it until it has finished. Further runs follow until there
+were enough kills. The exit code is 1 if a loss or a parameter differs in a bit.
 
 With `--ranks 2`, every other start has two processes, and the others two micro-batches in a step.
-Dropout is off then, because ranks draw it apart. With `--data_folder` or `--manifest`, all but the
-first run map the prepared splits.
+Dropout is off then, because each rank draws its own. With `--data_folder` or `--manifest`, the
+first run prepares the splits, and the others read them.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 ROOT = Path(__file__).parents[1]
 YAML = "hparams/ctc.yaml"
-SMALL = (
+SMALL_RUN = (
     *("--device=cpu", "--cnn_channels=32", "--d_model=32", "--nhead=2", "--d_ffn=64"),
     *("--num_encoder_layers=2", "--max_seconds=2", "--check=False", "--number_of_epochs=10"),
     "--log_every=1",
@@ -76,7 +76,7 @@ def is_saving(run: Path) -> bool:
 def kill(process: subprocess.Popen[bytes], run: Path, seconds: float, dice: random.Random) -> bool:
     """Kill a run after a random share of the seconds; in half of the calls, during the next save.
 
-    Return False if the run has finished before.
+    Return False if the run has already finished.
     """
     delay, delay_in_save = dice.uniform(0, seconds), dice.uniform(0, SAVE_SECONDS)
     in_save = dice.random() < 0.5
@@ -98,9 +98,10 @@ def differences(run: Path, other: Path) -> list[str]:
     """Name the first record and all parameters that differ between two runs."""
     logs = (read_log(folder / LOG_FILE) for folder in (run, other))
     pairs = zip_longest(*(map(without_clock, log) for log in logs))
-    records = [f"logged {mine}, not {theirs}" for mine, theirs in pairs if mine != theirs]
-    mine, theirs = parameters(run), parameters(other)
-    return records[:1] + [name for name in mine if not torch.equal(mine[name], theirs[name])]
+    records = [f"logged {ours}, not {expected}" for ours, expected in pairs if ours != expected]
+    weights, expected_weights = parameters(run), parameters(other)
+    names = [name for name in weights if not torch.equal(weights[name], expected_weights[name])]
+    return records[:1] + names
 
 
 def without_clock(record: Record) -> Record:
@@ -128,7 +129,7 @@ def main() -> int:
     """Print a line for each kill and difference, and the verdict; return 1 for a difference."""
     parser = argparse.ArgumentParser("prove_resume", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
     parser.add_argument("training", nargs=argparse.REMAINDER, help="YAML [--setting=value ...]")
     options = parser.parse_args()
@@ -137,7 +138,7 @@ def main() -> int:
     yaml, *settings = options.training or [YAML]
     copy = with_frequent_saves(ROOT / yaml, folder)
     keys = read_document(copy).root  # not every model has a `d_model`
-    small = [option for option in SMALL if option.strip("-").partition("=")[0] in keys]
+    small = [option for option in SMALL_RUN if option.strip("-").partition("=")[0] in keys]
     starts = [((str(copy), *small, *settings), 1)]
     if options.ranks == 2:
         arguments = (*starts[0][0], *["--dropout=0"] * ("dropout" in keys))

@@ -1,7 +1,7 @@
 """Name the rows of docs/results*.md that are older than the YAML they were measured with.
 
-A row that is not has its command and digest: `hparams/ctc.yaml` `01234567`. With a command as
-arguments, print the digest.
+A row that is up to date has its command and digest: `hparams/ctc.yaml` `01234567`. With a command
+as arguments, print the digest.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ from sbkit.checkpoint.run_config import MACHINE_KEYS, describe
 from sbkit.config.hparams import read_spec
 from sbkit.config.overrides import parse_command
 
-DEFAULTS = [(name, key.default) for name, key in KEYS.items()]
+DEFAULT_VALUES = [(name, key.default) for name, key in KEYS.items()]
 ROW = re.compile(r"`(hparams/\w+\.yaml[^`]*)` `([0-9a-f]{8})`")
 
 
 def digest_of(command: list[str]) -> str:
-    """Return a short SHA-256 of the resolved YAML, without keys of the machine and defaults."""
+    """Return a short SHA-256 of the resolved YAML, without defaults and keys of the machine."""
     values = describe(read_spec(*parse_command(command))).values.items()
-    own = [pair for pair in values if pair[0] not in MACHINE_KEYS and pair not in DEFAULTS]
-    return hashlib.sha256(to_json(sorted(own)).encode()).hexdigest()[:8]
+    pairs = [pair for pair in values if pair[0] not in MACHINE_KEYS and pair not in DEFAULT_VALUES]
+    return hashlib.sha256(to_json(sorted(pairs)).encode()).hexdigest()[:8]
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The parser and the arguments that the commands of `sbkit` share.
 
 A module of commands has a function `add_commands`, which names each command, its handler and its
-arguments. It is imported whenever `sbkit` runs, so what takes long to import is imported by the
-handlers: `sbkit --help` answers at once.
+arguments. It is imported whenever `sbkit` runs, so handlers import
+whatever takes long to import: `sbkit --help` answers at once.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from sbkit.base.ranges import RANGES
 from sbkit.cli.clip_table import parse_share
 
 Handler = Callable[[Namespace], int | None]  # from the parsed arguments to an exit code
-Add = Callable[..., object]  # adds an argument to a command: `add_argument` of its parser
+AddArgument = Callable[..., object]  # `add_argument` of a command's parser
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         logs_to_stdout: bool = False,
         opens_bundle: bool = False,
         is_intermixed: bool = False,
-    ) -> Add:
+    ) -> AddArgument:
         """Add a command; return the adder of its arguments.
 
         groups: the names of groups of arguments that several commands share, as `_add_group` does.
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         return "=".join([option, *value]) if option in self._option_string_actions else argument
 
 
-def _add_group(add: Add, group: str) -> None:
+def _add_group(add: AddArgument, group: str) -> None:
     match group:
         case "yaml":
             add("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
@@ -82,7 +82,7 @@ def _add_group(add: Add, group: str) -> None:
             add("files", metavar="FILE", nargs="+", help=files)
             rate = "sample rate of standard input without a header (16-bit little-endian mono)"
             add("--raw-rate", metavar="HZ", type=int, help=rate)
-            errors = "write a JSON line there per failed file"
+            errors = "the file for a JSON line about each failed file"
             add("--errors", metavar="FILE", type=Path, help=errors)
         case "decoding":
             decoder = "beam uses language models; the default is the decoder of the model"
@@ -90,7 +90,7 @@ def _add_group(add: Add, group: str) -> None:
             phrases = "phrases to expect: a file with one per line, or a comma-separated list"
             add("--hotwords", metavar="FILE|WORDS", help=phrases)
         case "language":
-            language = "of a model of transformers, such as en; a bundle has its own"
+            language = "language of a transformers model, such as en; a bundle names its own"
             add("--language", metavar="TAG", help=language)
         case "vad":
             detector = "the voice activity detector that finds speech and pauses"
@@ -107,8 +107,6 @@ def _add_group(add: Add, group: str) -> None:
         case "quiet":
             add("--quiet", action="store_true", help="show no progress")
         case "tables":
-            _add_group(add, "texts")
-        case "texts":
             columns = "columns of the tables, such as '{text: wrd, path: file}'"
             add("--columns", metavar="{ROLE: COLUMN}", type=_parse_columns, help=columns)
             encoding = "the encoding of the tables and texts, such as cp1252 (default: UTF-8)"
@@ -125,10 +123,10 @@ def _add_group(add: Add, group: str) -> None:
 
 
 def _parse_columns(text: str) -> object:
-    """Read the mapping of `--columns`, as a YAML has it."""
+    """Parse the mapping of `--columns` like a YAML does."""
     from sbkit.config.overrides import parse_overrides
 
     columns = parse_overrides([f"--columns={text}"])["columns"]
     if columns not in RANGES["columns"]:
-        raise ConfigError(f"`--columns` must be as in --columns='{{text: wrd}}', but is {text}.")
+        raise ConfigError(f"`--columns` must be a mapping such as '{{text: wrd}}', but is {text}.")
     return columns

@@ -2,8 +2,8 @@
 
 items (recordings, lines of a text) -> a line of TABLE.progress.jsonl for each -> TABLE.csv
 
-The progress has the rows of each finished item. A command that was stopped, even by `kill -9`,
-continues from it when it is started again. The table is made from it at the end.
+The progress file has the rows of each finished item. A command that was stopped, even by `kill -9`,
+continues from it when it is started again. At the end, the table is made from it.
 """
 
 import csv
@@ -22,7 +22,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import os_errors_name, try_lock, write_text_atomically
 from sbkit.base.messages import printable
 
-MAX_STEM = 50  # characters of a recording's name in the ids of its utterances
+MAX_STEM_LENGTH = 50  # characters of a recording's name in the ids of its utterances
 
 Item = TypeVar("Item")
 OutputRow = dict[str, Any]
@@ -54,7 +54,8 @@ def parse_share(text: str) -> Share:
 class ClipTable:
     """A table that `open_clip_table` has opened.
 
-    rows: of each finished item; sizes: in bytes, of finished items that are files.
+    rows: the rows of each finished item.
+    sizes: the sizes in bytes of the finished items that are files.
     """
 
     file: Path
@@ -66,7 +67,7 @@ class ClipTable:
         return [item for item in items if item not in self.rows]
 
     def require_unchanged(self, files: Iterable[str]) -> None:
-        """Raise DataError if a finished file has another size: its rows are of other audio."""
+        """Raise DataError if a finished file has another size: its rows came from other audio."""
         for file in files:
             if file in self.sizes and Path(file).stat().st_size != self.sizes[file]:
                 raise DataError(
@@ -74,7 +75,7 @@ class ClipTable:
                 )
 
     def add(self, item: str, rows: list[OutputRow], **size: int) -> None:
-        """Finish an item; `size`: in bytes, of one that is a file."""
+        """Add the rows of a finished item, and its `size` in bytes if it is a file."""
         self.rows[item] = rows
         self.write_progress({"item": item, "rows": rows, **size})
 
@@ -85,15 +86,15 @@ class ClipTable:
                 line = line[self.progress.write(line) :]
 
     def read_progress(self, settings: Mapping[str, Any]) -> None:
-        """Read what was finished, with the same settings."""
+        """Read the finished items; raise ConfigError if they were made with other settings."""
         content = Path(self.progress.name).read_bytes()
         *lines, cut_off = content.split(b"\n")
         self.progress.truncate(len(content) - len(cut_off))
         if not lines:
             self.write_progress(settings)
             return
-        begun_with, *entries = map(json.loads, lines)
-        names = [name for name in settings if begun_with.get(name) != settings[name]]
+        first_settings, *entries = map(json.loads, lines)
+        names = [name for name in settings if first_settings.get(name) != settings[name]]
         if names:
             raise ConfigError(
                 f"{self.file} was begun with another {', '.join(names).replace('_', ' ')}. Choose "
@@ -117,7 +118,7 @@ class ClipTable:
 
 @contextmanager
 def open_clip_table(file: Path, settings: Mapping[str, Any]) -> Iterator[ClipTable]:
-    """Open a table with what earlier commands have finished.
+    """Open a table with the items that earlier commands have finished.
 
     settings: what the rows depend on besides the item, as plain data.
     """
@@ -135,4 +136,4 @@ def open_clip_table(file: Path, settings: Mapping[str, Any]) -> Iterator[ClipTab
 def utterance_id(file: str, start: float) -> str:
     """Return the id of the utterance that starts at a time in seconds of a recording."""
     digest = hashlib.sha256(file.encode()).hexdigest()[:8]
-    return f"{Path(file).stem[:MAX_STEM]}-{digest}-{round(1000 * start):09d}"
+    return f"{Path(file).stem[:MAX_STEM_LENGTH]}-{digest}-{round(1000 * start):09d}"

@@ -1,4 +1,4 @@
-"""`sbkit check` and `sbkit config`: what a YAML would do, and all that it says, on the screen."""
+"""`sbkit check` and `sbkit config`: print what a YAML would do, and all its settings."""
 
 from argparse import Namespace
 from dataclasses import asdict
@@ -18,7 +18,7 @@ def add_commands(parser: Parser) -> None:
 
     help = "print a YAML with its base and overrides as one file"
     add = parser.add_command("config", print_config, help, "yaml", takes_overrides=True)
-    add("--all", action="store_true", help="with the defaults of the keys that it leaves out")
+    add("--all", action="store_true", help="add the defaults of the keys that it leaves out")
     add("--parts", action="store_true", help="prepare its data, and print the tree of its parts")
 
 

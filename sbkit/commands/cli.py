@@ -61,7 +61,9 @@ def run(arguments: Sequence[str]) -> int:
         try:
             with ExitStack() as stack:
                 if options.opens_bundle:
-                    bundles = (_open_bundle(run, options.user_modules) for run in options.models)
+                    bundles = (
+                        _open_bundle(model, options.user_modules) for model in options.models
+                    )
                     options.bundles = [*map(stack.enter_context, bundles)]
                     options.bundle = options.bundles[0]
                 return options.handler(options) or 0
@@ -75,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _import_user_modules(names: Sequence[str], models: Sequence[Path]) -> frozenset[str]:
-    """Import what `--import` names; the code in a bundle only runs once it is verified."""
+    """Import the modules of `--import`; the code in a bundle only runs once it is verified."""
     if not names:
         return frozenset()
     from sbkit.bundle.config import CONFIG_FILE, BundleFiles
@@ -87,7 +89,7 @@ def _import_user_modules(names: Sequence[str], models: Sequence[Path]) -> frozen
 
 def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
     if not is_run(folder):
-        return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
+        return nullcontext(folder)  # without importing torch, which ONNX Runtime does not need
     from sbkit.export.export import exported_bundle
 
     return exported_bundle(folder, user_modules)

@@ -56,32 +56,32 @@ def machine_facts() -> dict[str, str]:
     """Return the versions, devices, providers and compiler of this machine, by subject."""
     import soundfile
 
-    subjects = {"system": platform.platform()}
+    facts = {"system": platform.platform()}
     for package, version in versions(MORE_PACKAGES).items():
-        subjects[package] = version or "not installed"
+        facts[package] = version or "not installed"
     devices = [f"cpu with {usable_cores()} cores"]
     if has_torch():
         import torch
 
         from sbkit.distributed.device import PRECISIONS_BY_DEVICE_TYPE, count_local_devices
 
-        subjects["torch"] = torch.__version__  # its end, such as +cpu or +cu130, names the build
+        facts["torch"] = torch.__version__  # its end, such as +cpu or +cu130, names the build
         try:
             import_module("torchaudio")
         except Exception as error:  # a library of another torch raises many kinds
-            subjects["torchaudio"] = explain_torchaudio(error)
+            facts["torchaudio"] = explain_torchaudio(error)
         for device_type in PRECISIONS_BY_DEVICE_TYPE:
             if device_type != "cpu":
                 for index in range(count_local_devices(device_type)):
                     name = torch.cuda.get_device_name(index) if device_type == "cuda" else ""
                     devices.append(f"{device_type}:{index} {name}".strip())
-    subjects["libsndfile"] = soundfile.__libsndfile_version__
-    subjects["devices"] = ", ".join(devices)
+    facts["libsndfile"] = soundfile.__libsndfile_version__
+    facts["devices"] = ", ".join(devices)
     for runtime in ("torch", "onnx"):
         cuda_problem = why_no_cuda(runtime)
-        usable = "usable" if cuda_problem is None else f"not usable, because {cuda_problem}"
-        subjects[f"CUDA with {runtime}"] = usable
-    subjects["onnxruntime's providers"] = ", ".join(available_providers()) or "none"
+        status = "usable" if cuda_problem is None else f"not usable, because {cuda_problem}"
+        facts[f"CUDA with {runtime}"] = status
+    facts["onnxruntime's providers"] = ", ".join(available_providers()) or "none"
     compiler = shutil.which(os.environ.get("CXX", "g++"))
-    subjects["compiler"] = compiler or "none, so --compile cannot be used"
-    return subjects
+    facts["compiler"] = compiler or "none, so --compile cannot be used"
+    return facts

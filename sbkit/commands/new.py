@@ -11,7 +11,7 @@ from sbkit.cli.arguments import Parser
 
 PROJECT_FILES = ("train.py", "hparams/*.yaml", "docs/notebooks/*.ipynb", "recipes/**/*.py")
 FIRST_YAML = "hparams/ctc.yaml"
-IGNORED = "/.venv/\n/results/\n__pycache__/\n"
+GITIGNORE = "/.venv/\n/results/\n__pycache__/\n"
 README = """# {name}
 
 Made by `sbkit new`, version {version}. The recipes and the YAMLs are yours to edit.
@@ -43,5 +43,5 @@ def new(options: Namespace) -> None:
         shutil.copyfile(PROJECT / name, folder / name)
     text = README.format(name=folder.resolve().name, version=__version__, yaml=FIRST_YAML)
     (folder / "README.md").write_text(text, encoding="utf-8")
-    (folder / ".gitignore").write_text(IGNORED, encoding="utf-8")
+    (folder / ".gitignore").write_text(GITIGNORE, encoding="utf-8")
     print(f"{folder}: {len(names)} files. Next: cd {folder} && python train.py {FIRST_YAML}")

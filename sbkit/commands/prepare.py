@@ -1,4 +1,4 @@
-"""`sbkit prepare` and `sbkit cache`: the corpus of a run, in the cache or where the user says."""
+"""`sbkit prepare` and `sbkit cache`: prepare the corpus of a run in the cache or in a folder."""
 
 import logging
 import os
@@ -12,18 +12,20 @@ from sbkit.base.errors import ASKED_TO_STOP, PARTLY_DONE, ConfigError, StoreErro
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
+from sbkit.cli.clip_table import Share
 
 if TYPE_CHECKING:
     from sbkit.data.prepared import Spec
 
-# Of arrays of jobs: the index, and its value in a job that is no part of an array.
-FOREIGN_INDICES = {
+# The variable with the index of a job in an array, and its value in a job outside of an array.
+ARRAY_INDEX_VARIABLES = {
     **dict.fromkeys(("JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX"), ""),
-    **dict.fromkeys(("PBS_ARRAY_INDEX", "PBS_ARRAYID"), ""),  # of OpenPBS and of Torque
+    **dict.fromkeys(("PBS_ARRAY_INDEX", "PBS_ARRAYID"), ""),  # OpenPBS and Torque
     **{"SGE_TASK_ID": "undefined", "LSB_JOBINDEX": "0"},
 }
-# Of jobs that start one command several times: the index of a process, and their number.
-FOREIGN_SIZES = {
+# For jobs that start a command several times: the variable with the index of a process, and the one
+# with their number.
+PROCESS_VARIABLES = {
     **{"SLURM_PROCID": "SLURM_NTASKS", "RANK": "WORLD_SIZE"},
     **{"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE"},
     "CLOUD_RUN_TASK_INDEX": "CLOUD_RUN_TASK_COUNT",
@@ -50,7 +52,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def cache(options: Namespace) -> None:
-    """List the entries of the cache, or remove those of no corpus."""
+    """List the entries of the cache, or remove the ones that no corpus needs."""
     from sbkit.base.user_folders import cache_folder
     from sbkit.data.cache import print_entries, prune_orphans
 
@@ -59,11 +61,11 @@ def cache(options: Namespace) -> None:
 
 
 def prepare_data(options: Namespace) -> int:
-    """Prepare the data of a run and describe it, write it where the user says, or verify it."""
+    """Prepare and describe the data of a run, write it as a corpus, or verify a corpus."""
     try:
         return _prepare(options)
     except StoreError as error:
-        raise StoreError(f"{error} The same command goes on once the store answers.") from error
+        raise StoreError(f"{error} Rerun the same command once the store answers.") from error
 
 
 def _prepare(options: Namespace) -> int:
@@ -107,13 +109,13 @@ def _prepare_in_cache(options: Namespace) -> None:
         counts = Counter(row.reason for row in split.excluded) + Counter(split.filtered)
         for reason, count in counts.items():
             logger.info(f"{name}: {count} left out, {reason}")
-    first = next(iter(data.splits.values())).dataset
-    if AUDIO in first.column_names and settings.get("audio_store") != "lazy":
+    rows = next(iter(data.splits.values())).dataset
+    if AUDIO in rows.column_names and settings.get("audio_store") != "lazy":
         logger.info(f"prepared audio: {cache_folder()}")
 
 
 def _write_report(options: Namespace) -> None:
-    """Describe what the recipe makes of the corpus."""
+    """Describe the corpus as the recipe prepares it."""
     from sbkit.config.overrides import parse_overrides
     from sbkit.data.data_report import write_data_page, write_data_report
     from sbkit.train.recipe import load_recipe
@@ -143,15 +145,16 @@ def _spec_of(options: Namespace) -> "Spec":
     return Spec.of(options.source, parse_overrides(options.overrides), options.out)
 
 
-def _write_share(spec: "Spec", share: tuple[int, int]) -> int:
+def _write_share(spec: "Spec", share: Share) -> int:
     """Write a share of a corpus; one process finishes it as well."""
     from sbkit.data.prepared import plan
     from sbkit.data.units import write_units
 
-    number, total = share
-    write_units(plan(spec)[number - 1 :: total], "writing shards")
-    if total > 1:
-        logger.info(f"Share {number} of {total} is written. `--finish` writes the index.")
+    write_units(share.of(plan(spec)), "writing shards")
+    if share.total > 1:
+        logger.info(
+            f"Share {share.number} of {share.total} is written. `--finish` writes the index."
+        )
         return 0
     return _finish(spec)
 
@@ -163,19 +166,19 @@ def _finish(spec: "Spec") -> int:
     for name in missing:
         logger.info(f"missing: {name}")
     if missing:
-        logger.info(f"{plural(len(missing), 'unit')} missing; the same command writes them")
+        logger.info(f"{plural(len(missing), 'unit')} missing. Rerun their shares, then `--finish`.")
         return ASKED_TO_STOP
     logger.info(f"Train with --data_folder={spec.out}")
     return 0
 
 
-def choose_share(given: tuple[int, int] | None, variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return this process's number, from 1, and the total: as given, or of SLURM's array.
+def choose_share(requested: Share | None, variables: Mapping[str, str]) -> Share:
+    """Return the requested share, or by default the share of this task of a SLURM array.
 
-    Raises ConfigError in a process of another job of many, which would write all.
+    Raises ConfigError in any other job of several processes, since each would write everything.
     """
-    if given is not None:
-        return given
+    if requested is not None:
+        return requested
     if "SLURM_ARRAY_TASK_ID" in variables:
         try:
             first, stride, count = (
@@ -184,23 +187,23 @@ def choose_share(given: tuple[int, int] | None, variables: Mapping[str, str]) ->
             )
             index = (int(variables["SLURM_ARRAY_TASK_ID"]) - first) // stride
             if index >= count:
-                raise ValueError(f"number {index} of {count}")
+                raise ValueError(f"this is task {index} of {count}, counted from 0")
         except ValueError as error:
             raise ConfigError(
-                "A SLURM array shares the work by SLURM_ARRAY_TASK_ID, _MIN and _COUNT, without "
-                f"gaps, but this task has {error}. Pass --share K/N."
+                "SLURM_ARRAY_TASK_ID, _MIN and _COUNT must give a share of an array without gaps, "
+                f"but do not: {error}. Pass --share K/N."
             ) from error
-        return index + 1, count
-    indices = FOREIGN_INDICES.items()
-    foreign = [name for name, alone in indices if variables.get(name, alone) != alone]
-    foreign += [
-        name
-        for name, size in FOREIGN_SIZES.items()
-        if name in variables and variables.get(size, "1") != "1"
+        return Share(index + 1, count)
+    defaults = ARRAY_INDEX_VARIABLES.items()
+    names = [name for name, default in defaults if variables.get(name, default) != default]
+    names += [
+        index
+        for index, count in PROCESS_VARIABLES.items()
+        if index in variables and variables.get(count, "1") != "1"
     ]
-    if foreign:
+    if names:
         raise ConfigError(
-            f"{foreign[0]} is set, so this is one of several processes, but no share is given, and "
+            f"{names[0]} is set, so this is one of several processes, but no share is given, and "
             "each would write all. Pass --share K/N, with K from 1 to N."
         )
-    return 1, 1
+    return Share()

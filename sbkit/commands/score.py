@@ -1,4 +1,4 @@
-"""`sbkit score` and `sbkit compare`: figures of a model on any data, and of two or more runs.
+"""`sbkit score` and `sbkit compare`: score a model on any data, and compare runs.
 
 A model is scored without training or writing into a run. It is a bundle, or a run, which is
 exported first. The data (tables, saved datasets) is prepared as for training;
@@ -37,12 +37,16 @@ def add_commands(parser: Parser) -> None:
     groups = "tables decoding language quiet import model"
     add = parser.add_command("score", score, help, groups, is_intermixed=True)
     add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
-    add("--split", metavar="NAME", help="a split of the run, such as train, not its test sets")
+    add(
+        "--split",
+        metavar="NAME",
+        help="a split of the run, such as train, instead of its test sets",
+    )
     add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
     add("--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable")
     add("--device", default="cpu", help="cpu, cuda, cuda:INDEX or auto (default: cpu)")
     add("--precision", choices=PRECISIONS["torch"], default="fp32", help="default: fp32")
-    normalizer = "also score texts that this wrote: whisper-english, whisper-basic or a language"
+    normalizer = "also score normalized texts: whisper-english, whisper-basic or a language"
     add("--normalizer", metavar="NAME", help=normalizer)
     add("--json", action="store_true", help="print the figures as JSON")
 
@@ -105,12 +109,12 @@ def score(options: Namespace) -> None:
             print(printable_json(to_json({"test": figures, "model": str(folder)})), flush=True)
         if out is not None:
             config = bundle.config
-            few_settings = {"sample_rate": config.sample_rate, "language": config.language}
+            bundle_settings = {"sample_rate": config.sample_rate, "language": config.language}
             run_config = read_json(folder / RUN_CONFIG_FILE) or {}
             report.write(
                 notes=[f"{folder.name}, sbkit {__version__}"],
                 model=str(folder),
-                **{SETTINGS_FIELD: run_config.get(SETTINGS_FIELD, few_settings)},
+                **{SETTINGS_FIELD: run_config.get(SETTINGS_FIELD, bundle_settings)},
                 provenance=provenance_of(bundle),
                 device=bundle.model.runs_on.device,
             )
@@ -119,7 +123,7 @@ def score(options: Namespace) -> None:
 def _prepare(
     bundle: "TorchBundle", folder: Path, options: Namespace
 ) -> Iterator[tuple[str, "datasets.Dataset", Any]]:
-    """Prepare each source, or else the test sets of a run; yield name, rows and `as_tested`."""
+    """Prepare the tables, by default the test sets of a run; yield name, rows and `as_tested`."""
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.data.batch import user_columns
     from sbkit.evaluate.slices import require_columns
@@ -136,7 +140,7 @@ def _prepare(
     if not names and (folder / CONFIG_FILE).exists():
         raise ConfigError(f"{folder} has no test sets. Name data: sbkit score BUNDLE test.csv")
     if names and options.split:
-        raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
+        raise ConfigError("--split names a split of the run, so it cannot be combined with files.")
     prepared: Iterable[tuple[str, datasets.Dataset]]
     if names:
         as_tested = None
@@ -152,7 +156,7 @@ def _prepare(
 
 
 def compare(options: Namespace) -> None:
-    """Print how runs differ, and whether by chance."""
+    """Print how runs differ, and whether chance explains it."""
     from sbkit.evaluate.compare import compare_runs, describe_comparison
 
     comparison = compare_runs([options.first, *options.others])

@@ -39,18 +39,18 @@ def add_commands(parser: Parser) -> None:
     add("--wyoming", metavar="PORT", type=int, help="port for Home Assistant, without keys")
     wyoming_host = "address to listen on for Home Assistant (default: 127.0.0.1)"
     add("--wyoming-host", metavar="ADDRESS", default="127.0.0.1", help=wyoming_host)
-    seconds = partial(add, metavar="S", type=float)
-    seconds("--max-batch-seconds", help="audio in a batch, including padding")
-    seconds("--max-seconds", help="audio of a request (default: 7200)")
-    turn = "live speech, after which a turn is cut that its client has not ended (default: 300)"
-    seconds("--max-turn-seconds", help=turn)
-    seconds("--max-session-seconds", help="time of a realtime session (default: 7200)")
-    seconds("--answer-seconds", help="time until its answer is sent (default: 600)")
-    count = partial(add, metavar="N", type=int)
-    count("--max-concurrent", help="requests transcribed at the same time (default: 32)")
-    count("--max-queue", help="further requests that may arrive or wait (default: 128)")
+    add_seconds = partial(add, metavar="S", type=float)
+    add_seconds("--max-batch-seconds", help="audio in a batch, including padding")
+    add_seconds("--max-seconds", help="audio of a request (default: 7200)")
+    turn = "length at which a live turn is cut if its client has not ended it (default: 300)"
+    add_seconds("--max-turn-seconds", help=turn)
+    add_seconds("--max-session-seconds", help="duration of a realtime session (default: 7200)")
+    add_seconds("--answer-seconds", help="time until a request is answered (default: 600)")
+    add_count = partial(add, metavar="N", type=int)
+    add_count("--max-concurrent", help="requests transcribed at the same time (default: 32)")
+    add_count("--max-queue", help="further requests that may arrive or wait (default: 128)")
     sessions = "realtime sessions, and connections of Home Assistant (default: 64)"
-    count("--max-sessions", help=sessions)
+    add_count("--max-sessions", help=sessions)
     add("--max-mb", metavar="MB", type=float, help="size of a request (default: 25)")
     wait = "time that a request waits for others to share its batch (default: 10)"
     add("--max-wait-ms", metavar="MS", type=float, default=10.0, help=wait)
@@ -80,8 +80,8 @@ def serve(options: Namespace) -> int:
     metrics = Metrics()
     keys = _read_keys(options.api_key_file) if options.api_key_file else ()
     with ExitStack() as stack:
-        listening = stack.enter_context(closing(bind(options.host, options.port)))
-        is_local = ip_address(listening.getsockname()[0]).is_loopback
+        listener = stack.enter_context(closing(bind(options.host, options.port)))
+        is_local = ip_address(listener.getsockname()[0]).is_loopback
         if not (is_local or options.no_key or keys):
             raise ConfigError(
                 f"`--host {options.host}` admits other machines. Pass --api-key-file FILE, or "
@@ -121,7 +121,7 @@ def serve(options: Namespace) -> int:
         gc.freeze()  # loaded objects stay, so only objects of requests are searched for cycles
         gc.collect()
         with suppress(StopRequestedError):  # uvicorn passes the signal on once it has stopped
-            run(make_server(service), service, listening, wyoming)
+            run(make_server(service), service, listener, wyoming)
     return 0
 
 

@@ -16,7 +16,7 @@ from sbkit.runtime.onnx_model import OnnxModel
 
 RAMP = np.arange(SAMPLE_RATE, dtype=np.int16)
 # z = x @ x of any matrix, in opset 13 and IR version 7, which every supported onnxruntime knows.
-# `helper.make_model` of the package `onnx`, which a server lacks, made it of one node, MatMul.
+# Made from one MatMul node by `helper.make_model` of the package `onnx`, which a server lacks.
 ONNX_SQUARE = bytes.fromhex(
     "08073a380a110a01780a017812017a22064d61744d756c1201675a0f0a0178120a0a08080112040a000a00620f"
     "0a017a120a0a08080112040a000a0042040a00100d"
@@ -47,13 +47,13 @@ def run_graph() -> str:
     matrix = np.array([[1, 2], [3, 4]], np.float32)
     model = OnnxModel(ONNX_SQUARE)
     if not np.array_equal(square := model.run(matrix)[0], matrix @ matrix):
-        raise SbkitError(f"The square of {matrix.tolist()} is given as {square.tolist()}")
+        raise SbkitError(f"The square of {matrix.tolist()} was computed as {square.tolist()}")
     return f"runs on {model.runs_on}"
 
 
 def _compare(samples: Samples) -> str:
     if not np.array_equal(samples, RAMP):
-        raise SbkitError("Other samples were read than were written")
+        raise SbkitError("The samples that were read differ from those that were written")
     return "reads what was written"
 
 

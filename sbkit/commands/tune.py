@@ -1,4 +1,4 @@
-"""`sbkit tune` and `sbkit lm`: another decoder for a model, and language models for others."""
+"""`sbkit tune` and `sbkit lm`: fit another decoder to a model, and train language models."""
 
 import argparse
 from argparse import Namespace
@@ -25,7 +25,7 @@ def add_commands(parser: Parser) -> None:
     add("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
 
     help = "train an n-gram language model, and write it as ARPA"
-    add = parser.add_command("lm", train_language_model, help, "texts")
+    add = parser.add_command("lm", train_language_model, help, "tables")
     add("texts", metavar="TEXT", type=Path, nargs="+", help="one sentence per line")
     add("--out", metavar="FILE", type=Path, required=True, help="the ARPA file")
     add("--order", metavar="N", type=int, default=3, help="n of the n-grams (default: 3)")
@@ -43,7 +43,7 @@ def tune(options: Namespace) -> None:
         *("attention_rescoring", "columns", "encoding", "user_modules"),
     )
     values = {name: getattr(options, name) for name in names}
-    if options.lm_text is not None:  # as a YAML has it: a file or a list of files
+    if options.lm_text is not None:  # a file or a list of files, as in a YAML
         values |= parse_overrides([f"--lm_text={options.lm_text}"])
     tuning.tune(options.models[0], **values)
 
@@ -60,8 +60,8 @@ def train_language_model(options: Namespace) -> None:
     tokenizer = options.tokenizer
     table = language_table("und") if tokenizer is None else text_table_of(tokenizer)
     if options.language is not None:
-        named = language_table(parse_language(options.language))
-        table = replace(named, keep_case=table.keep_case, punctuation=table.punctuation)
+        own_table = language_table(parse_language(options.language))
+        table = replace(own_table, keep_case=table.keep_case, punctuation=table.punctuation)
     out = options.out
     if out.resolve() in map(Path.resolve, options.texts):
         raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")

@@ -1,4 +1,4 @@
-"""Export a run: its averaged checkpoint as a bundle, which may contain other formats of it.
+"""Export a run: its averaged checkpoint as a bundle, which may contain other formats.
 
 Nothing in the run's YAML is executed: its parts are described as plain data.
 """
@@ -66,7 +66,7 @@ from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
 
-ADAPTED = {*map(dotted_path, (PretrainedEncoder, PretrainedTransformer))}  # may have `lora`
+LORA_CLASSES = {*map(dotted_path, (PretrainedEncoder, PretrainedTransformer))}
 
 
 def export_run(
@@ -89,8 +89,8 @@ def export_run(
         out: the new bundle; replaces an earlier bundle.
         formats: names of FORMATS; each is compared with the trained model.
         license: for the model card.
-        weights: a safetensors file with the names and shapes of the bundle's, which replaces it.
-            The bundle then decodes greedily, without confidences, and has no results.
+        weights: a safetensors file that replaces the bundle's weights, with the same names and
+            shapes. The bundle then decodes greedily, without confidences, and has no results.
         user_modules: the modules of `--import`, which define parts of the model, or its task.
     """
     formats = [formats] if isinstance(formats, str) else formats
@@ -178,9 +178,9 @@ def add_formats(run: Path, names: Sequence[str], user_modules: frozenset[str]) -
 
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
-    """Copy the listed files of a bundle, and these of its formats, but nothing that has a link."""
+    """Copy the listed files of a bundle and some of its formats, except those with a link."""
     names = {CHECKSUMS, *read_checksums(bundle)}
-    if WEIGHTS_FILE not in names:  # transformers runs it
+    if WEIGHTS_FILE not in names:  # a model that transformers runs
         formats = {HUGGINGFACE, *formats}
     names |= {*formats}
     for path in filter(lambda path: path.name in names, bundle.iterdir()):
@@ -194,16 +194,16 @@ def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> 
             shutil.copytree(path, folder / path.name)
 
 
-def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, models: Path) -> None:
+def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, language_models: Path) -> None:
     """Copy a bundle with a fitted decoder to ``out``, without the results in its model card.
 
-    No format contains a decoder. models: the file of the decoder's language models.
+    No format contains a decoder. language_models: the file of the decoder's language models.
     """
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder, formats=FORMATS)
         if (facts := read_json(folder / FACTS_FILE)) is not None:
             write_card(folder, facts | {"results": [], "run": "FOLDER test.csv"})
-        _write_decoder(folder, fitted, models)
+        _write_decoder(folder, fitted, language_models)
 
 
 def _write_decoder(
@@ -235,9 +235,11 @@ def replace_weights(folder: Path, file: Path) -> None:
 
 def require_new(out: Path, *, model: Path) -> None:
     """Raise ConfigError if ``out`` is the model itself, the bundle of a run, or not replaceable."""
-    is_of_run = out.name == BUNDLE and is_run(out.parent)
-    if is_of_run or out == model.resolve():
-        raise ConfigError(f"`out` must be a new folder, but {out} is the model itself or a run's.")
+    is_bundle_of_run = out.name == BUNDLE and is_run(out.parent)
+    if is_bundle_of_run or out == model.resolve():
+        raise ConfigError(
+            f"`out` must be a new folder, but {out} is the model itself or the bundle of a run."
+        )
     require_replaceable(out)
 
 
@@ -260,7 +262,7 @@ def require_replaceable(out: Path) -> None:
 def replacing_bundle(out: Path) -> Iterator[Path]:
     """Yield an empty folder to fill, then rename it to ``out``; an unchanged bundle is replaced.
 
-    Files that are not the bundle's stay in ``out``.
+    Other files in ``out`` stay there.
     """
     require_writable(out.parent, option="out")
     with atomic_folder(out) as new:
@@ -338,9 +340,9 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
 def _modules_of(
     task: str, parts: Mapping[str, Any], user_modules: frozenset[str] | None
 ) -> frozenset[str]:
-    """Return ``user_modules``; or else the modules of a task and of parts that are not sbkit's.
+    """Return ``user_modules``, or by default the modules outside sbkit that define task and parts.
 
-    The modules beside them that they import are among them.
+    The default includes the modules beside them that they import.
     """
     if user_modules is not None:
         return user_modules
@@ -352,7 +354,7 @@ def _modules_of(
 
 
 def read_checkpoints(run: Path) -> list[Checkpoint]:
-    """Return the checkpoints that the run's test averages, or before it the best one."""
+    """Return the checkpoints that the run's test averages, or the best one before the test."""
     folder = run / CHECKPOINTS
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:
@@ -369,10 +371,10 @@ def part_facts(
     """Describe the parts of a model as plain data, as `model` and `parts` of a configuration.
 
     `model` lists the names of the parts in the YAML's ModuleList, in order. `parts` describes
-    these, and the other parts that the model is made from.
+    these and the other parts that the model is made from.
 
     built_objects: by YAML key; parts may refer to their attributes, `!ref <tokenizer.vocab_size>`.
-    names: of the parts that the Brain makes the model from.
+    names: the names of the parts from which the Brain makes the model.
     """
     listed_names = [name for name in part_names_of_yaml(root) if name not in task.training_parts]
     if unexpected := [name for name in listed_names if name not in names]:
@@ -387,30 +389,32 @@ def part_facts(
     for name in (*listed_names, *names):
         part: Any = SpecWriter(name, objects_by_node).write(root.get(name))
         is_object = isinstance(part, dict)  # otherwise a number or a text
-        if is_object and part.get("new") in ADAPTED and "lora" in part[ARGUMENTS_KEY]:
+        if is_object and part.get("new") in LORA_CLASSES and "lora" in part[ARGUMENTS_KEY]:
             part[ARGUMENTS_KEY]["lora"] = None  # the exported weights contain the adapters
         parts[name] = part
-    in_main = [name for name in parts if "__main__" in CLASS_MODULES.findall(to_json(parts[name]))]
+    main_parts = [
+        name for name in parts if "__main__" in CLASS_MODULES.findall(to_json(parts[name]))
+    ]
     if "__main__" in (type(task).__module__, task.model_class().__module__):
-        in_main.append("task")
-    if in_main:
+        main_parts.append("task")
+    if main_parts:
         raise ConfigError(
-            f"{listed(in_main)} cannot be exported, because the class is defined in `__main__`. "
+            f"{listed(main_parts)} cannot be exported, because the class is defined in `__main__`. "
             "Move it into a file, such as my_parts.py, and name it there: !new:my_parts.NAME"
         )
-    require_task_of_its_own(task)
+    require_no_recipes(task)
     return {"model": listed_names, "parts": parts}
 
 
-def require_task_of_its_own(task: Task) -> None:
-    """Raise ConfigError for a task that needs `recipes`, which a machine with bundles lacks."""
+def require_no_recipes(task: Task) -> None:
+    """Raise ConfigError if a task imports `recipes`, which is missing where bundles run."""
     for module in _modules_of(task.name, {}, None):
         code_by_file = code_files([module])
         imported = [name for code in code_by_file.values() for name in imported_modules(code)]
         if any(name.partition(".")[0] == "recipes" for name in (module, *imported)):
             raise ConfigError(
-                f"The task {task.name} must lie in a module that imports nothing of `recipes`, but "
-                f"{module} does. Move the recipe into another module."
+                f"The task {task.name} must be defined without `recipes`, but {module} needs it. "
+                "Move the recipe into another module."
             )
 
 
@@ -445,7 +449,7 @@ def distributions(user_modules: Iterable[str], code_by_file: Mapping[str, bytes]
 def bundle_weights(
     weights: Mapping[str, Tensor], root: CommentedMap, task: Task
 ) -> dict[str, Tensor]:
-    """Return the weights of a bundle, whose parts are numbered anew, with adapters merged."""
+    """Return the weights of a bundle, with renumbered parts and merged adapters."""
     names = part_names_of_yaml(root)
     indices = [index for index, name in enumerate(names) if name not in task.training_parts]
     new_index = {str(old): new for new, old in enumerate(indices)}

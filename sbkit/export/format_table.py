@@ -1,4 +1,4 @@
-"""The formats of a bundle: an entry for each, whose writer is a module of its own."""
+"""The formats of a bundle: a table of their writers and uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ class Format:
     """A form of a model, in a folder of a bundle.
 
     writer: `module:function`, which takes a TorchBundle and the folder, and returns Candidates.
-    use: how it is loaded, for the card; a task may say so itself in its `format_uses`.
-    packages: those whose versions its parity report records.
-    predicts: what its models predict; `has_graphs`: also models of tasks with graphs.
-    library: that which loads the folder without sbkit, so that it gets a card of its own.
+    use: how to load it, for the model card; the `format_uses` of a task replace it.
+    packages: the packages whose versions its parity report records.
+    predicts: what its models predict. has_graphs: also supports tasks with graphs.
+    library: loads the folder without sbkit; the folder then has a model card of its own.
     """
 
     writer: str
@@ -29,9 +29,10 @@ class Format:
     library: str | None = None
 
     def supports(self, task: Task) -> bool:
-        is_decoded = task.decodes_frames or task.predicts != "text"
-        is_taken = task.predicts in self.predicts and is_decoded
-        return is_taken or (self.has_graphs and bool(task.graphs))
+        if self.has_graphs and task.graphs:
+            return True
+        is_framewise = task.decodes_frames or task.predicts != "text"
+        return task.predicts in self.predicts and is_framewise
 
     def write(self, *arguments: Any) -> Any:
         return resolve_name(self.writer)(*arguments)
@@ -41,9 +42,9 @@ FORMATS: Mapping[str, Format] = {  # by the name of the folder
     ONNX: Format(
         writer="sbkit.export.onnx_format:write_onnx",
         use="onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
-        "int64, give `log_probs` (B, U, V) of the tokens in `tokens.txt`, and `frame_lengths`. Of "
-        "a Whisper with its decoder, they also give `states`, which `decoder_frames.onnx` reads, "
-        "and `decoder.onnx` reads its outputs and tokens.",
+        "int64, give `log_probs` (B, U, V) of the tokens in `tokens.txt`, and `frame_lengths`. A "
+        "Whisper with its decoder also gives `states`, the input of `decoder_frames.onnx`; "
+        "`decoder.onnx` takes the outputs of that graph and tokens.",
         packages=("onnx", "onnxscript", "onnxruntime"),
         predicts=("text", "speech"),
         has_graphs=True,

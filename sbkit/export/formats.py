@@ -3,12 +3,12 @@
 The folders of formats in a bundle:
 
 onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilities of `tokens.txt`
-                 out; of a streaming model also `streaming.onnx`, a chunk with its state; of a
-                 Whisper with its decoder, `decoder_frames.onnx` and `decoder.onnx`; of other tasks,
+                 out. A streaming model adds `streaming.onnx`, a chunk with its state; a Whisper
+                 with its decoder adds `decoder_frames.onnx` and `decoder.onnx`. Other tasks have
                  a file for each of their graphs
 sherpa-onnx/     `model.onnx` and `tokens.txt`
-huggingface/     a folder for transformers, of a model with a pretrained encoder
-*/parity.json    what was compared with the trained model, or why the format is not written
+huggingface/     a folder for transformers, if the model has a pretrained encoder
+*/parity.json    the comparison with the trained model, or why the format is not written
 */checksums.json  SHA-256 of the other files of the format
 """
 
@@ -48,14 +48,16 @@ def declared_formats(settings: Mapping[str, Any], task: Task) -> list[str]:
 
 
 def require_formats(names: Sequence[str], task: Task) -> None:
-    """Raise ConfigError for a name that is no format, or not one of the task's models."""
+    """Raise ConfigError for a name that is no format, or that the task does not support."""
     for name in names:
         if name not in FORMATS:
             raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(FORMATS)}.")
     supported = [name for name, form in FORMATS.items() if form.supports(task)]
     if unsupported := [name for name in names if name not in supported]:
-        formats, refused = ", ".join(supported) or "none", ", ".join(unsupported)
-        raise ConfigError(f"{refused} is not a format of a {task.model_name}, which has {formats}.")
+        raise ConfigError(
+            f"A {task.model_name} cannot be exported as {', '.join(unsupported)}. Its formats: "
+            f"{', '.join(supported) or 'none'}."
+        )
 
 
 def describe_failures(reports: ParityReports) -> list[str]:
@@ -78,7 +80,7 @@ def write_formats(
 ) -> ParityReports:
     """Write formats into a bundle's folder, each with its parity report.
 
-    user_modules: as of `prepare_test_sets`.
+    user_modules: as for `prepare_test_sets`.
     """
     task = bundle.task
     require_formats(names, task)
@@ -105,15 +107,15 @@ def write_formats(
         reports |= compare_candidates(bundle, candidates, test_sets)
     for name, by_candidate in reports.items():
         written: Sequence[Candidate | WrittenGraph] = candidates.get(name) or graphs.get(name, ())
-        missed = [item for item in written if not by_candidate[item.name]["written"]]
-        if len(missed) == len(written):
+        rejected = [item for item in written if not by_candidate[item.name]["written"]]
+        if len(rejected) == len(written):
             shutil.rmtree(folder / name)
             (folder / name).mkdir()
         else:
-            for file in chain.from_iterable(item.files for item in missed):
+            for file in chain.from_iterable(item.files for item in rejected):
                 (folder / name / file).unlink()
-        used = versions(FORMATS[name].packages)
-        parity = {"versions": used, "compared_with_the_trained_model": by_candidate}
+        packages = versions(FORMATS[name].packages)
+        parity = {"versions": packages, "compared_with_the_trained_model": by_candidate}
         (folder / name / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
         write_checksums(folder / name)
     return reports

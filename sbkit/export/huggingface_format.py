@@ -30,7 +30,7 @@ from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
-from sbkit.export.parity import Candidate, join
+from sbkit.export.parity import Candidate, pad_frames
 from sbkit.export.trace import ModelWithoutTail, quiet_exporters, trained_log_probs
 from sbkit.export.whisper_format import TOKENIZER_CONFIG, write_whisper
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
@@ -43,7 +43,7 @@ from sbkit.text.tokenizer import SPACE, Tokenizer
 CHARACTERS_FILE = "vocab.json"
 WORD_DELIMITER = "|"  # in CHARACTERS_FILE
 PARAKEET, WHISPER = "parakeet_encoder", "whisper"
-SBKIT_KEYS = ("source", "do_normalize", "sample_rate")  # in `encoder_config`, not `config.json`
+SBKIT_KEYS = ("source", "do_normalize", "sample_rate")  # of `encoder_config`; not in `config.json`
 AUDIO_SETTINGS = (
     *("do_normalize", "num_mel_bins", "stride"),
     *("n_fft", "win_length", "hop_length", "preemphasis"),
@@ -84,15 +84,17 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     (folder / PREPROCESSOR).write_text(text, encoding="utf-8")
     tokenizer_files = write_tokenizer(bundle.tokenizer, folder)
     code_files = ["whisper_ctc.py"] if config["model_type"] == WHISPER else []
-    loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
+    pipeline = transformers.pipeline(
+        "automatic-speech-recognition", model=str(folder), device="cpu"
+    )
     return [
         Candidate(
             name=type(model).__name__,
             files=(CONFIG, WEIGHTS, PREPROCESSOR, *tokenizer_files, *code_files),
-            log_probs=partial(_log_probs, loaded, network.encoder.subsampling),
-            zeros=network.tail_samples,
-            trained=partial(trained_log_probs, ModelWithoutTail(network).eval()),
-            transcribe=partial(_transcribe, loaded),
+            log_probs=partial(_log_probs, pipeline, network.encoder.subsampling),
+            tail_samples=network.tail_samples,
+            trained_log_probs=partial(trained_log_probs, ModelWithoutTail(network).eval()),
+            transcribe=partial(_transcribe, pipeline),
         )
     ]
 
@@ -171,7 +173,7 @@ def _log_probs(
     for samples, length, count in zip(audio, lengths, frames.tolist(), strict=True):
         inputs = extract(samples[:length], sampling_rate=extract.sampling_rate, **options)
         outputs.append(pipeline.model(**inputs).logits[0, :count].log_softmax(-1).numpy())
-    return join(outputs)
+    return pad_frames(outputs)
 
 
 @quiet_exporters()
@@ -224,7 +226,7 @@ def _convert(tokenizer: Tokenizer, *, prepend: str) -> Any:
 
 
 def _subword_model(tokenizer: Tokenizer, models: Any) -> Any:
-    """Return a unigram model of the pieces, or BPE if their scores are whole numbers: ranks."""
+    """Return a unigram model of the pieces, or BPE if their scores are ranks: whole numbers."""
     pieces = tokenizer.pieces()
     processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.content)
     scores = [processor.get_score(id) for id in range(len(pieces))]

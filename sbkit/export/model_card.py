@@ -2,7 +2,7 @@
 
 The text is in `card.md.j2`, with a YAML header that model hubs read. All facts come from the task
 and the files of the run folder; a fact that is missing there is called unknown. They are stored in
-card.json, so that a bundle that gets another decoder gets another card.
+card.json, so that the card can be rewritten when a bundle gets another decoder.
 """
 
 import json
@@ -47,8 +47,11 @@ def card_facts(
     settings = read_spec(run / RUN_YAML).settings if (run / RUN_YAML).is_file() else {}
     init_from = ", ".join(map(str, init_folders(settings)))
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
-    named = config["parts"].items()
-    parts = {name: part for name, part in named if isinstance(part, dict) and "new" in part}
+    parts = {
+        name: part
+        for name, part in config["parts"].items()
+        if isinstance(part, dict) and "new" in part
+    }
     transformer = parts.get("Transformer", {})
     return {
         "model_name": task.model_name,
@@ -92,17 +95,17 @@ def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) 
     )
     environment.filters |= {"printable": printable, "facts": _facts}
     has_graphs = any("onnxruntime" in FORMATS[name].packages for name in facts["formats"])
-    more: dict[str, Any] = {"library": library}
-    more["min_onnxruntime"] = has_graphs and MIN_ONNXRUNTIME
-    more["transformers_encoders"] = [*CLASSES]  # without zeros after a clip
-    card = environment.get_template("card.md.j2").render(facts, **more)
+    options: dict[str, Any] = {"library": library}
+    options["min_onnxruntime"] = has_graphs and MIN_ONNXRUNTIME
+    options["transformers_encoders"] = [*CLASSES]  # need no zeros after a clip
+    card = environment.get_template("card.md.j2").render(facts, **options)
     (folder / CARD_FILE).write_text(card, encoding="utf-8")
     if library == SBKIT:
         (folder / FACTS_FILE).write_text(to_json(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row per test set, decoder and figure; the header has those with ``is_chosen``."""
+    """Yield a row per test set, decoder and figure; the header lists rows with ``is_chosen``."""
     for split, result in summary.get("test", {}).items():
         chosen = result.get("decoder", "")
         normalized = result.get("normalized", {})

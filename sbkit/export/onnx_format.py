@@ -23,16 +23,17 @@ from sbkit.base.imports import require_package
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.parity import (
-    MAX_DIFFERENCE,
+    MAX_INTEGER_MISMATCH_SHARE,
+    MAX_OUTPUT_DIFFERENCE,
     PARITY_TEXT,
     Candidate,
     TestSets,
     cases,
     describe_failure,
     greedy_texts,
-    join,
     largest_difference,
     noise_case,
+    pad_frames,
 )
 from sbkit.export.trace import EXAMPLE_BATCH, EncodingModel, NetworkModule, WaveformModel, trace
 from sbkit.models.pretrained.whisper import DecoderState, Memory
@@ -75,8 +76,8 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         lengths = torch.tensor([rate, rate * 3 // 4, rate // 2])
         network = bundle.model.network
         has_decoder = bundle.decoder_tokenizer is not None
-        form = EncodingModel if has_decoder else WaveformModel
-        program = trace(form(network).eval(), noise, lengths)
+        model_class = EncodingModel if has_decoder else WaveformModel
+        program = trace(model_class(network).eval(), noise, lengths)
         metadata |= {"tokens": write_tokens(bundle, folder).name}
         outputs = ["log_probs", "frame_lengths", *(["states"] if has_decoder else [])]
         model = make_onnx(program, ["audio", "audio_lengths"], outputs)
@@ -90,7 +91,7 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         if has_decoder:
             candidates += _write_decoder(bundle, folder, metadata)
     if bundle.model.chunks is not None:
-        candidates += _write_chunk(bundle, folder, metadata | asdict(bundle.model.chunks))
+        candidates += _write_chunk_graph(bundle, folder, metadata | asdict(bundle.model.chunks))
     return candidates
 
 
@@ -124,9 +125,9 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
 
 
 def save_onnx(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
-    """Write a model that MIN_ONNXRUNTIME runs, with no other metadata than this."""
+    """Write a model for onnxruntime from MIN_ONNXRUNTIME on, with only this metadata."""
     helper = require_package("onnx", extra="export").helper
-    # ONNX's table of versions (docs/Versioning.md): opset 18 came with IR version 8.
+    # By ONNX's table of versions (docs/Versioning.md), opset 18 came with IR version 8.
     model.ir_version = helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.ClearField("metadata_props")
     facts = {**metadata, "min_onnxruntime": MIN_ONNXRUNTIME}
@@ -138,8 +139,8 @@ def _quantize(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
     """Write the weights of matrix products in int8, each column with its scale.
 
     Convolutions stay in float32, because onnxruntime is slower with int8 convolutions. The mel
-    filters and the operations before them stay in float32 too: 8 bits are too few for a log-mel.
-    float64 is not needed there, since its gain in the spectra is below the loss by int8 elsewhere.
+    filters and the operations before them stay in float32, too: 8 bits are too few for a log-mel.
+    They do not need float64: what it gains in the spectra is less than what int8 loses elsewhere.
     """
     onnx = require_package("onnx", extra="export")
     quantization: Any = require_package("onnxruntime.quantization", extra="export")
@@ -174,7 +175,7 @@ def _to_float32(model: Proto) -> None:
 
 
 def _before_logarithm(graph: Proto) -> set[str]:
-    """Name the nodes that a logarithm depends on, which compute the features."""
+    """Return the names of the nodes that a logarithm depends on: they compute the features."""
     node_of_output = {name: node for node in graph.node for name in node.output}
     pending = [node for node in graph.node if node.op_type == "Log"]
     names: set[str] = set()
@@ -219,7 +220,7 @@ class ChunkModel(nn.Module):
         return log_probs, frames, *vars(next_state).values()
 
 
-def _write_chunk(
+def _write_chunk_graph(
     bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
 ) -> Iterator[Candidate]:
     network = bundle.model.network
@@ -230,9 +231,9 @@ def _write_chunk(
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(EXAMPLE_BATCH, stream.chunk_samples, generator=generator) / 10
     lengths = torch.tensor([stream.chunk_samples, stream.chunk_samples, stream.chunk_samples // 2])
-    sessions = {0: Dim.DYNAMIC}
+    batch = {0: Dim.DYNAMIC}
     example = (noise, lengths, *state.values())
-    shapes = (sessions, sessions, tuple(sessions for _ in state))
+    shapes = (batch, batch, tuple(batch for _ in state))
     program = trace(ChunkModel(stream, network.model).eval(), *example, dynamic_shapes=shapes)
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
@@ -240,12 +241,12 @@ def _write_chunk(
     files = OnnxStreamingModel.files
     for precision in WRITERS if bundle.labels is not None else ["fp32"]:
         WRITERS[precision](model, folder / files[precision], metadata)
-        onnx_stream = OnnxStreamingModel((folder / files[precision]).read_bytes())
+        onnx_model = OnnxStreamingModel((folder / files[precision]).read_bytes())
         yield Candidate(
             name=f"streaming, {precision}",
             files=(files[precision],),
             is_exact=precision == "fp32",
-            log_probs=partial(_run_in_chunks, onnx_stream, tail),
+            log_probs=partial(_run_in_chunks, onnx_model, tail),
         )
 
 
@@ -279,16 +280,17 @@ class DecoderFrames(NetworkModule):
 
 
 class DecoderTokens(NetworkModule):
-    """Read tokens (B, L) of clips without padding: memories -> (B, L, V), those of the tokens."""
+    """Decode tokens (B, L) of clips without padding: memories -> (B, L, V), token memories."""
 
     def forward(self, tokens: Tensor, *memories: Tensor) -> tuple[Tensor, ...]:
-        keys, values, *read = memories
-        frames, earlier = (
-            tuple(map(Memory, *map(torch.unbind, pair))) for pair in ((keys, values), read)
+        keys, values, *token_memories = memories
+        frame_state, token_state = (
+            tuple(map(Memory, *map(torch.unbind, pair)))
+            for pair in ((keys, values), token_memories)
         )
         visible = torch.ones(1, 1, 1, keys.shape[3], dtype=torch.bool)
         decoder: Any = self.network.encoder.backbone.module.decoder
-        decoded, state = decoder(tokens, DecoderState(visible, frames, earlier))
+        decoded, state = decoder(tokens, DecoderState(visible, frame_state, token_state))
         return self.network.seq_lin(decoded), *_stacked(state.tokens)
 
 
@@ -307,15 +309,15 @@ def _write_decoder(
     frames = DecoderFrames(network).eval()
     memories = frames(states)
     example = (tokens, *memories, *(memory[:, :, :, :5] for memory in memories))
-    batches = {1: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, (batches,) * 4)
-    names = ["frame_keys", "frame_values"]
-    read = ["token_keys", "token_values"]
+    memory_shape = {1: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, (memory_shape,) * 4)
+    frame_names = ["frame_keys", "frame_values"]
+    token_names = ["token_keys", "token_values"]
     program = trace(DecoderTokens(network).eval(), *example, dynamic_shapes=shapes)
-    outputs = ["logits", *(f"next_{name}" for name in read)]
+    outputs = ["logits", *(f"next_{name}" for name in token_names)]
     graphs = [
-        make_onnx(trace(frames, states), ["states"], names),
-        make_onnx(program, ["tokens", *names, *read], outputs),
+        make_onnx(trace(frames, states), ["states"], frame_names),
+        make_onnx(program, ["tokens", *frame_names, *token_names], outputs),
     ]
     assert bundle.decoder_tokenizer is not None
     text = bundle.decoder_tokenizer.encode(PARITY_TEXT)
@@ -329,31 +331,31 @@ def _write_decoder(
             files=files,
             is_exact=precision == "fp32",
             log_probs=partial(_decoder_log_probs, model, text),
-            trained=partial(_trained_decoder_log_probs, network, text),
+            trained_log_probs=partial(_trained_decoder_log_probs, network, text),
             transcribe=partial(greedy_texts, Bundle.from_contents(bundle, model)),
-            trained_texts=partial(greedy_texts, bundle),
+            transcribe_trained=partial(greedy_texts, bundle),
         )
 
 
 def _decoder_log_probs(
     model: OnnxModel, text: Sequence[int], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Compute log-probabilities of the tokens of a text, in every clip: -> (B, L + 1, V), (B,)."""
+    """Compute log-probabilities of a text's tokens in every clip: -> (B, L + 1, V), (B,)."""
     decoder = model.decoder
     assert decoder is not None
     _, frames, states = model.run(audio, lengths)
     clips = (clip[:count] for clip, count in zip(states, frames, strict=True))
-    return join([decoder.log_probs(text, decoder.remember(clip)) for clip in clips])
+    return pad_frames([decoder.log_probs(text, decoder.remember(clip)) for clip in clips])
 
 
 @torch.inference_mode()
 def _trained_decoder_log_probs(
     network: Any, text: Sequence[int], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Do the same with the trained model."""
+    """Compute the same log-probabilities with the trained model."""
     states, frames = network.encode(FULL_SCALE * torch.from_numpy(audio), torch.from_numpy(lengths))
     tokens = torch.tensor([[*text]]).expand(len(audio), -1)
-    return join([*network.decoder_log_probs(tokens, states, frames).numpy()])
+    return pad_frames([*network.decoder_log_probs(tokens, states, frames).numpy()])
 
 
 # The graphs of tasks other than recognition, such as a codec
@@ -372,11 +374,13 @@ class MethodModule(NetworkModule):
 
 @dataclass
 class WrittenGraph:
-    """A written graph, and how far it is from the trained model.
+    """A written graph, and its differences from the trained model.
 
     Attributes:
-        difference: the largest difference between floats; where: the batch that has it.
-        integer_mismatches, integers: the number of integers that differ, and of all integers.
+        difference: the largest difference between floats.
+        where: the batch with that difference.
+        integer_mismatches: the number of integers that differ.
+        integers: the number of all integers.
         failure: describes the first error of `run`.
     """
 
@@ -390,7 +394,7 @@ class WrittenGraph:
     failure: str = ""
 
     def compare(self, arguments: Sequence[Array], expected: Sequence[Array], batch: str) -> None:
-        """Run the graph on a batch, and add its differences; other shapes are a failure."""
+        """Run the graph on a batch, and add its differences; a different shape is a failure."""
         try:
             for x, y in zip(expected, self.run(*arguments), strict=True):
                 difference = largest_difference(x, y)
@@ -405,9 +409,9 @@ class WrittenGraph:
 
     def report(self) -> dict[str, object]:
         reasons = [self.failure] if self.failure else []
-        if self.difference > MAX_DIFFERENCE:
+        if self.difference > MAX_OUTPUT_DIFFERENCE:
             reasons.append(f"an output differs by {self.difference:.1e} ({self.where})")
-        if self.integer_mismatches > MAX_DIFFERENCE * self.integers:
+        if self.integer_mismatches > MAX_INTEGER_MISMATCH_SHARE * self.integers:
             reasons.append(f"{self.integer_mismatches} of {self.integers} integers differ")
         return {
             "written": not reasons,

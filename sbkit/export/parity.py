@@ -41,13 +41,14 @@ Transcribe = Callable[[Sequence[Float32s]], list[str]]
 BATCH_SIZES = (1, 3)
 SECONDS = (0.3, 2.0, 10.0)
 EXTRA_SECONDS = 1.0  # zeros past the longest clip; one more sample avoids a round number
-# The limit for outputs of a format in float32, and for the share of integers that differ,
-# because a value between two may be rounded to either. Whisper needs it: its states reach 500, so
-# on noise, log-probabilities of `base` differ by 5e-4 in onnxruntime.
-MAX_DIFFERENCE = 1e-3
+# Between outputs in float32. Whisper needs as much: its states reach 500, so on noise,
+# log-probabilities of `base` differ by 5e-4 in onnxruntime.
+MAX_OUTPUT_DIFFERENCE = 1e-3
+# A value between two integers may be rounded to either.
+MAX_INTEGER_MISMATCH_SHARE = 1e-3
 # The WER of the test sets may be higher by this; in a language without words, their CER.
 MAX_WER_DIFFERENCE = 0.01
-# A decoder with its own tokens reads these in every clip; its log-probabilities are compared.
+# For a decoder with its own tokens, the log-probabilities of this text are compared in every clip.
 PARITY_TEXT = "1 2 3 4 5 6 7 8"
 
 
@@ -70,13 +71,13 @@ class Candidate:
     """A written format, or one of its precisions, as its users run it.
 
     Attributes:
-        files: removed if it misses its limits.
+        files: removed if the candidate exceeds a limit.
         is_exact: whether log-probabilities must equal the trained model's; otherwise only error
             rates are limited.
-        zeros: the samples of silence that the format's users append to a clip.
-        trained: the trained model on the same input, if it is not a clip as a bundle takes it.
-        transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
-        trained_texts: what the trained model writes, unless CTC writes it.
+        tail_samples: the number of zeros that the format's users append to a clip.
+        trained_log_probs: runs the trained model on the same input; None: a bundle's model does.
+        transcribe: transcribes clips (S,); None: CTC decodes the log-probabilities greedily.
+        transcribe_trained: does the same with the trained model; None: CTC decodes greedily.
         advice: what to do if its error rate is higher.
     """
 
@@ -84,22 +85,22 @@ class Candidate:
     files: Sequence[str]
     log_probs: RunBatch
     is_exact: bool = True
-    zeros: int = 0
-    trained: RunBatch | None = None
+    tail_samples: int = 0
+    trained_log_probs: RunBatch | None = None
     transcribe: Transcribe | None = None
-    trained_texts: Transcribe | None = None
+    transcribe_trained: Transcribe | None = None
     advice: str = ""
 
 
 def noise_case(batch_size: int, seconds: float, rate: int, *, is_padded: bool = False) -> Case:
     """Make a batch of noise that swells and fades four times a second.
 
-    is_padded: whether each clip is shorter than the one before, and zeros follow the longest.
+    is_padded: make each clip shorter than the one before, and pad the longest with zeros.
     """
     random = np.random.default_rng(0)
     longest = seconds_to_samples(seconds, rate)
-    shares = np.linspace(1.0, 0.4, batch_size) if is_padded else np.ones(batch_size)
-    lengths = (longest * shares).astype(np.int64)
+    length_shares = np.linspace(1.0, 0.4, batch_size) if is_padded else np.ones(batch_size)
+    lengths = (longest * length_shares).astype(np.int64)
     extra = seconds_to_samples(EXTRA_SECONDS, rate) + 1 if is_padded else 0
     audio = np.zeros((batch_size, longest + extra), np.float32)
     for clip, length in zip(audio, lengths, strict=True):
@@ -110,7 +111,7 @@ def noise_case(batch_size: int, seconds: float, rate: int, *, is_padded: bool = 
 
 
 def largest_difference(trained: Array, written: Array) -> float:
-    """Return the largest difference between two arrays; it is infinite if there is a NaN.
+    """Return the largest difference between two arrays, infinite if there is a NaN.
 
     Raises ValueError if their shapes differ.
     """
@@ -125,10 +126,10 @@ class Comparison:
     """The comparison of a candidate with the trained model, on noise and on test clips.
 
     Attributes:
-        difference: the largest one between log-probabilities.
-        where: the batch that has it.
-        errors, trained_errors: of the two models' transcripts.
-        other_words: the number of transcripts with other words than the trained model's.
+        difference: the largest difference between log-probabilities.
+        where: the batch with that difference.
+        errors, trained_errors: the errors of the candidate's and the trained model's transcripts.
+        num_different: the number of transcripts whose words differ from the trained model's.
         failure: describes the candidate's first error, after which it does not run again.
     """
 
@@ -138,7 +139,7 @@ class Comparison:
     where: str = ""
     errors: TextErrors = field(default_factory=TextErrors)
     trained_errors: TextErrors = field(default_factory=TextErrors)
-    other_words: int = 0
+    num_different: int = 0
     failure: str = ""
 
     def add(self, case: Case, expected: BatchLogProbs) -> None:
@@ -147,7 +148,7 @@ class Comparison:
             return
         try:
             actual = self.candidate.log_probs(case.audio, case.lengths)
-            pairs = zip(_split(expected), _split(actual), strict=True)
+            pairs = zip(_unpadded(expected), _unpadded(actual), strict=True)
             difference = max(largest_difference(*pair) for pair in pairs)
             texts = self._transcribe(case, actual)
         except Exception as error:  # the graph of an LSTM may fail at other lengths
@@ -157,12 +158,12 @@ class Comparison:
             self.difference = difference
             self.where = case.description
         if texts:
-            write = self.candidate.trained_texts
-            trained_texts = write(_clips(case)) if write else self._decode(expected)
-            for row, text, trained in zip(case.rows, texts, trained_texts, strict=True):
+            transcribe = self.candidate.transcribe_trained
+            trained_texts = transcribe(_clips(case)) if transcribe else self._decode(expected)
+            for row, text, trained_text in zip(case.rows, texts, trained_texts, strict=True):
                 self.errors += count_errors(row["text"], text)
-                self.trained_errors += count_errors(row["text"], trained)
-                self.other_words += text.split() != trained.split()
+                self.trained_errors += count_errors(row["text"], trained_text)
+                self.num_different += text.split() != trained_text.split()
 
     def _transcribe(self, case: Case, output: BatchLogProbs) -> list[str]:
         if not case.rows or self.bundle.labels is None:
@@ -172,18 +173,18 @@ class Comparison:
         return self.candidate.transcribe(_clips(case))
 
     def _decode(self, output: BatchLogProbs) -> list[str]:
-        best = (best_tokens(clip, self.bundle.blank) for clip in _split(output))
+        best = (best_tokens(clip, self.bundle.blank) for clip in _unpadded(output))
         return [self.bundle.tokenizer.decode(tokens) for tokens in best]
 
     def reasons(self) -> list[str]:
-        """Return a sentence for each limit that the candidate misses."""
+        """Return a sentence for each limit that the candidate exceeds."""
         if self.failure:
             return [self.failure]
         reasons = []
-        if self.candidate.is_exact and self.difference > MAX_DIFFERENCE:
+        if self.candidate.is_exact and self.difference > MAX_OUTPUT_DIFFERENCE:
             reasons.append(
                 f"log-probabilities differ by {self.difference:.1e} ({self.where}); at most "
-                f"{MAX_DIFFERENCE:.0e} is allowed"
+                f"{MAX_OUTPUT_DIFFERENCE:.0e} is allowed"
             )
         by_words = self.bundle.config.has_words
         name, rate = next(iter(self.errors.rates(by_words=by_words).items()))
@@ -201,7 +202,7 @@ class Comparison:
         return reasons
 
     def report(self, test_sets: TestSets | str) -> dict[str, Any]:
-        """Return the parity report; ``test_sets`` may be the reason why there are none."""
+        """Return the parity report; ``test_sets`` may be a text: why there are no test sets."""
         reasons = self.reasons()
         by_words = self.bundle.config.has_words
         return {
@@ -214,7 +215,7 @@ class Comparison:
             else {
                 "sets": {name: len(rows) for name, rows in test_sets.items()},
                 "decoder": GREEDY,
-                "transcripts_with_other_words": self.other_words,
+                "transcripts_with_other_words": self.num_different,
                 "error_rates": rates_and_counts(self.errors, by_words=by_words),
                 "error_rates_of_the_trained_model": rates_and_counts(
                     self.trained_errors, by_words=by_words
@@ -224,7 +225,7 @@ class Comparison:
 
 
 def describe_failure(batch: str, error: Exception) -> str:
-    """Say on which batch a format failed, and how."""
+    """Describe the batch and the error of a failure."""
     return f"on {batch} it raised {type(error).__name__}: {printable(str(error))[:300]}"
 
 
@@ -235,7 +236,7 @@ def compare_candidates(
 ) -> dict[str, dict[str, Any]]:
     """Run all candidates and the trained model on the same audio; return the parity reports.
 
-    Candidates and reports are by format; the reports of a format are by candidate.
+    candidates: by format. Reports are by format and candidate.
     """
     rate = bundle.config.sample_rate
     trained = WaveformModel(bundle.model.network).eval()
@@ -247,10 +248,10 @@ def compare_candidates(
         with model_errors(case.description):
             expected = trained_log_probs(trained, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
-            run, zeros = comparison.candidate.trained, comparison.candidate.zeros
-            audio, lengths = np.pad(case.audio, ((0, 0), (0, zeros))), case.lengths + zeros
-            own = replace(case, audio=audio, lengths=lengths)
-            comparison.add(own, run(audio, lengths) if run else expected)
+            run, tail = comparison.candidate.trained_log_probs, comparison.candidate.tail_samples
+            audio, lengths = np.pad(case.audio, ((0, 0), (0, tail))), case.lengths + tail
+            padded_case = replace(case, audio=audio, lengths=lengths)
+            comparison.add(padded_case, run(audio, lengths) if run else expected)
     return {
         format: {item.candidate.name: item.report(test_sets) for item in format_comparisons}
         for format, format_comparisons in comparisons.items()
@@ -280,7 +281,7 @@ def cases(test_sets: TestSets | str, rate: int) -> Iterator[Case]:
             advance(len(case.lengths))
 
 
-def _split(output: BatchLogProbs) -> list[Float32s]:
+def _unpadded(output: BatchLogProbs) -> list[Float32s]:
     """Return the frames (U, V) of each utterance of a batch, without padding."""
     pairs = zip(output.log_probs, output.lengths.tolist(), strict=True)
     return [log_probs[:frames] for log_probs, frames in pairs]
@@ -297,12 +298,12 @@ def greedy_texts(bundle: Bundle, clips: Sequence[Float32s]) -> list[str]:
     )
 
 
-def spelled(bundle: Bundle, text: str) -> str:
-    """Normalize a text, and write it with the bundle's tokens."""
+def respell(bundle: Bundle, text: str) -> str:
+    """Normalize a text, and spell it with the bundle's tokens."""
     return bundle.tokenizer.decode(bundle.tokenizer.encode(bundle.normalizer()(text)))
 
 
-def join(utterances: Sequence[Float32s]) -> BatchLogProbs:
+def pad_frames(utterances: Sequence[Float32s]) -> BatchLogProbs:
     """Pad the frames (U, V) of utterances to a batch."""
     padded = pad_sequence([torch.from_numpy(frames) for frames in utterances], batch_first=True)
     return BatchLogProbs(padded.numpy(), np.array([*map(len, utterances)]))

@@ -1,10 +1,9 @@
 """Write models for sherpa-onnx, which recognizes speech on servers, phones and in browsers.
 
 A model is written as `fire-red-asr-2-ctc`, one of sherpa-onnx's own model types: whole clips, from
-80 log-mel bins. sherpa-onnx computes these itself, with settings that are sbkit's: no partial
-windows, filters up to half the sample rate, the scale of int16. It decodes greedily, and its texts
-contain special tokens such as <unk>, which sbkit omits. A streaming model is written for whole
-clips only.
+80 log-mel bins. sherpa-onnx computes these itself, with sbkit's settings: no partial windows,
+filters up to half the sample rate, the scale of int16. It decodes greedily, and its texts contain
+special tokens such as <unk>, which sbkit omits. A streaming model is written for whole clips only.
 
 Legend: B clips, T feature frames, M mel bins, U frames, V vocabulary.
 """
@@ -40,7 +39,7 @@ TAIL_FRAMES = round(1000 * TAIL_SECONDS / SHIFT_MS)  # frames of features
 
 def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the model and its tokens."""
-    recognizers = require_package("sherpa_onnx", extra="export").OfflineRecognizer
+    recognizer_class = require_package("sherpa_onnx", extra="export").OfflineRecognizer
     features = bundle.model.network.encoder.modules.get("compute_features")
     is_fbank = type(features) is Fbank and features.n_mels == N_MELS
     if not is_fbank or bundle.config.sample_rate != SAMPLE_RATE:
@@ -52,7 +51,7 @@ def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     file = folder / MODEL_FILE
     runs = _write_graph(bundle, file)
     tokens = write_tokens(bundle, folder)
-    recognizer = recognizers.from_fire_red_asr_ctc(model=str(file), tokens=str(tokens))
+    recognizer = recognizer_class.from_fire_red_asr_ctc(model=str(file), tokens=str(tokens))
     transcribe = partial(_transcribe, recognizer)
     return [Candidate(name=MODEL_TYPE, files=(MODEL_FILE,), transcribe=transcribe, **runs)]
 
@@ -70,7 +69,7 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
 class FeatureModel(NetworkModule):
     """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,).
 
-    The features of digital silence follow a clip: there are no windows across its end.
+    The features of digital silence are appended to a clip: no window crosses its end.
     """
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +97,7 @@ def _write_graph(bundle: TorchBundle, file: Path) -> dict[str, Any]:
     save_onnx(graph, file, metadata)
     runs: dict[str, RunBatch] = {
         "log_probs": OnnxModel(file.read_bytes()).log_probs,
-        "trained": partial(trained_log_probs, model),
+        "trained_log_probs": partial(trained_log_probs, model),
     }
     return {name: partial(_feature_log_probs, network, run) for name, run in runs.items()}
 

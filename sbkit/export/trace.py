@@ -20,11 +20,11 @@ from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.torch_internals import keep_device_guard
 from sbkit.runtime.onnx_model import BatchLogProbs
 
-EXAMPLE_BATCH = 3  # utterances; exporters may take a 1 or 2 for a constant of the model
+EXAMPLE_BATCH = 3  # utterances; exporters may treat a 1 or 2 as a constant of the model
 
 
 class NetworkModule(nn.Module):
-    """A form of a task's network as a module."""
+    """Base of modules that run a task's network."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class EncodingModel(NetworkModule):
 
 
 class ModelWithoutTail(NetworkModule):
-    """A recognizer to whose clips its users append the zeros: (B, S), (B,) -> (B, U, V), (B,)."""
+    """A recognizer for clips that already end in zeros: (B, S), (B,) -> (B, U, V), (B,)."""
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         states, frames = self.network.encoder(audio * FULL_SCALE, audio_lengths)

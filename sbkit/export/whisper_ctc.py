@@ -16,7 +16,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 
 class WhisperCTCConfig(WhisperConfig):
-    """The sizes of a Whisper; those of its decoder are not used."""
+    """The sizes of a Whisper; the sizes of its decoder are not used."""
 
     model_type = "whisper_ctc"
     inputs_to_logits_ratio = 320  # samples of a frame, for chunks and times of the pipeline
@@ -36,7 +36,7 @@ class WhisperForCTC(WhisperPreTrainedModel):
     def forward(
         self, input_features: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> CausalLMOutput:
-        """Encode the frames of the mask, by default all; `logits[:, : (frames + 1) // 2]` count."""
+        """Encode the frames of the mask, or all; `logits[:, : (frames + 1) // 2]` are valid."""
         if attention_mask is None:
             attention_mask = input_features.new_ones(input_features[:, 0].shape)
         mask = attention_mask[:, : int(attention_mask.sum(1).max())].to(input_features.dtype)

@@ -26,7 +26,7 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
-from sbkit.export.parity import PARITY_TEXT, Candidate, greedy_texts, join, spelled
+from sbkit.export.parity import PARITY_TEXT, Candidate, greedy_texts, pad_frames, respell
 from sbkit.export.trace import quiet_exporters
 from sbkit.models.pretrained.folder import (
     CONFIG,
@@ -41,8 +41,8 @@ from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.decoder_tokenizer import END_OF_TEXT, DecoderTokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
-EARLIER_TEXT = "<|startofprev|>"  # begins the text of what was said before
-OTHER_KEYS = (  # keys of the encoder's config that `config.json` lacks
+PREVIOUS_TEXT = "<|startofprev|>"  # the token before the text of the previous segment
+OMITTED_KEYS = (  # keys of the encoder's config that are not in `config.json`
     *("source", "text_tokens", "do_normalize", "sample_rate", "n_fft", "hop_length"),
 )
 
@@ -64,7 +64,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     special["decoder_start_token_id"] = network.start_tokens[0]
     is_tied = torch.equal(output.weight, transformer.decoder.embed_tokens.weight)
-    sizes = {WHISPER_NAMES.get(key, key): config[key] for key in config if key not in OTHER_KEYS}
+    sizes = {WHISPER_NAMES.get(key, key): config[key] for key in config if key not in OMITTED_KEYS}
     settings = transformers.WhisperConfig(**sizes, **special, tie_word_embeddings=is_tied)
     model = transformers.WhisperForConditionalGeneration(settings)
     model.load_state_dict(_renamed_weights(network))
@@ -90,7 +90,9 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     text = to_json(tokenizer_config, indent=1) + "\n"
     (folder / TOKENIZER_CONFIG).write_text(text, encoding="utf-8")
     (folder / TOKENIZER).write_bytes(tokenizer.content)
-    loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
+    pipeline = transformers.pipeline(
+        "automatic-speech-recognition", model=str(folder), device="cpu"
+    )
     tokens = torch.tensor([tokenizer.encode(PARITY_TEXT)])
     advice = ""
     if transformer.context_samples < context:
@@ -102,10 +104,10 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         Candidate(
             name=type(model).__name__,
             files=(CONFIG, WEIGHTS, GENERATION, PREPROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
-            log_probs=partial(_log_probs, loaded, network.start_tokens, tokens),
-            trained=partial(_trained_log_probs, network, tokens, context),
-            transcribe=partial(_transcribe, loaded, bundle),
-            trained_texts=partial(greedy_texts, bundle),
+            log_probs=partial(_log_probs, pipeline, network.start_tokens, tokens),
+            trained_log_probs=partial(_trained_log_probs, network, tokens, context),
+            transcribe=partial(_transcribe, pipeline, bundle),
+            transcribe_trained=partial(greedy_texts, bundle),
             advice=advice,
         )
     ]
@@ -126,8 +128,8 @@ def _generation_settings(
         "is_multilingual": bool(languages),
         "num_beams": 1,  # `pipeline` would set 5
     }
-    if (earlier := tokenizer.token_id(EARLIER_TEXT)) is not None:
-        settings["prev_sot_token_id"] = earlier
+    if (previous := tokenizer.token_id(PREVIOUS_TEXT)) is not None:
+        settings["prev_sot_token_id"] = previous
     if languages:
         settings |= {
             "lang_to_id": {f"<|{name}|>": token for name, token in languages.items()},
@@ -142,8 +144,8 @@ def _renamed_weights(network: Any) -> dict[str, Tensor]:
     weights = {"proj_out.weight": network.seq_lin.weight}
     for part in (network.encoder.modules["CNN"], network.encoder.modules["Transformer"]):
         for name, tensor in part.state_dict().items():
-            is_of_decoder = name.startswith("decoder.")
-            path = name if is_of_decoder else f"encoder.{name.removeprefix('body.')}"
+            is_decoder_weight = name.startswith("decoder.")
+            path = name if is_decoder_weight else f"encoder.{name.removeprefix('body.')}"
             weights[f"model.{path}"] = tensor
     return weights
 
@@ -152,9 +154,9 @@ def _renamed_weights(network: Any) -> dict[str, Tensor]:
 def _trained_log_probs(
     network: Any, text: Tensor, context: int, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Read a text in clips that silence fills: -> log-probabilities (B, L + 1, V), (B,).
+    """Decode a text in clips that are filled with silence: -> log-probs (B, L + 1, V), (B,).
 
-    transformers fills clips in this way, however long the context of the model is.
+    transformers fills clips in this way, whatever context the model was trained with.
     """
     padded = torch.zeros(len(audio), context)
     for row, samples, length in zip(padded, audio, lengths, strict=True):
@@ -162,7 +164,9 @@ def _trained_log_probs(
     full = torch.full((len(audio),), context)
     inputs = network.encoder.inputs(padded * FULL_SCALE, full, None, 0)
     states, frames = network.encoder.backbone(*inputs)
-    return join([*network.decoder_log_probs(text.expand(len(audio), -1), states, frames).numpy()])
+    return pad_frames(
+        [*network.decoder_log_probs(text.expand(len(audio), -1), states, frames).numpy()]
+    )
 
 
 @quiet_exporters()
@@ -170,22 +174,22 @@ def _trained_log_probs(
 def _log_probs(
     pipeline: Any, start: Sequence[int], text: Tensor, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Do the same with transformers."""
+    """Compute the same log-probabilities with transformers."""
     extract = pipeline.feature_extractor
     clips = [samples[:length] for samples, length in zip(audio, lengths, strict=True)]
     inputs = extract(clips, sampling_rate=extract.sampling_rate, return_tensors="pt")
     tokens = torch.cat([torch.tensor([[*start]]), text], 1).expand(len(clips), -1)
     logits = pipeline.model(inputs.input_features, decoder_input_ids=tokens).logits
-    return join([*logits[:, len(start) - 1 :].log_softmax(-1).numpy()])
+    return pad_frames([*logits[:, len(start) - 1 :].log_softmax(-1).numpy()])
 
 
 @quiet_exporters()
 def _transcribe(pipeline: Any, bundle: TorchBundle, clips: Sequence[Float32s]) -> list[str]:
-    """Transcribe clips, longer ones in chunks, and spell the texts as the bundle does."""
+    """Transcribe clips, longer ones in chunks, and spell the texts like the bundle."""
     extract = pipeline.feature_extractor
     texts: list[str] = []
     for clip in clips:
         options = {"chunk_length_s": extract.chunk_length} if len(clip) > extract.n_samples else {}
         audio = {"raw": clip, "sampling_rate": extract.sampling_rate}
-        texts.append(spelled(bundle, pipeline(audio, **options)["text"]))
+        texts.append(respell(bundle, pipeline(audio, **options)["text"]))
     return texts

@@ -1,4 +1,4 @@
-"""OpenAI's API: read the fields of requests, and write answers in its form.
+"""OpenAI's API: read the fields of requests, and write the answers.
 
 Official fields that have no effect here are accepted and logged once; unknown ones are refused.
 """
@@ -74,11 +74,11 @@ AUDIO_ENCODINGS = {
     "audio/pcmu": AudioEncoding("ULAW", rate=8_000, sample_bytes=1),
     "audio/pcma": AudioEncoding("ALAW", rate=8_000, sample_bytes=1),
 }
-NO_EFFECT = "note: `{}`, which a client sends, has no effect here."
+NO_EFFECT_NOTE = "note: `{}`, which a client sends, has no effect here."
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
-Phrases = Annotated[str, Field(max_length=1 << 16)]
+PromptText = Annotated[str, Field(max_length=1 << 16)]
 Result = TypeVar("Result")
 Engine = TypeVar("Engine", bound=RecognitionService | Voice)
 
@@ -161,13 +161,13 @@ class ServedModels:
 
 
 def is_among(name: str, names: Collection[str]) -> bool:
-    """Return whether a name is among others, also a longer one of OpenAI's, such as with a date."""
+    """Return whether a name is among names, or extends an OpenAI name among them by a date."""
     official = {*chain(*OPENAI_MODELS.values())}.intersection(names)
     return name in names or any(name.startswith(f"{model}-") for model in official)
 
 
 def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
-    """Return the error about a model that is not among those for this type of request."""
+    """Return the error about a model that is not served for this type of request."""
     message = "This server has no model for this request."
     if served_names:
         expected = listed(served_names, max_names=10)
@@ -178,23 +178,23 @@ def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
 class Fields(BaseModel, extra="forbid"):
     """Fields of a request."""
 
-    without_effect: ClassVar[Sequence[str]] = ()  # official ones without such an option here
+    without_effect: ClassVar[Sequence[str]] = ()  # official fields that are accepted and dropped
 
     @model_validator(mode="before")
     @classmethod
     def _drop_unused(cls, fields: Json) -> Json:
-        """Take a null for a missing field; in ``turn_detection`` it means that there is none."""
+        """Drop null fields, except ``turn_detection``: null means that the client ends turns."""
         if not isinstance(fields, dict):
             return fields
-        given = {
+        used_fields = {
             name: value
             for name, value in fields.items()
             if value is not None or name == "turn_detection"
         }
-        for name in {*cls.without_effect} & {*given}:
-            note_once(NO_EFFECT.format(name))
-            del given[name]
-        return given
+        for name in {*cls.without_effect} & {*used_fields}:
+            note_once(NO_EFFECT_NOTE.format(name))
+            del used_fields[name]
+        return used_fields
 
 
 ParsedFields = TypeVar("ParsedFields", bound=Fields)
@@ -216,27 +216,27 @@ def parse_fields(fields_class: type[ParsedFields], fields: Json) -> ParsedFields
     try:
         return fields_class.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = [part for part in first["loc"] if isinstance(part, str)][-1]
-        if first["type"] == "missing":
+        fault = error.errors()[0]
+        name = [part for part in fault["loc"] if isinstance(part, str)][-1]
+        if fault["type"] == "missing":
             raise ApiError(400, f"`{name}` is missing.", name) from None
-        # Without "should", it is about an integer of thousands of digits.
-        expected = first["msg"].partition(" should ")[2] or "have fewer digits"
-        if first["type"] == "extra_forbidden":
+        # A message without "should" is about an integer of thousands of digits.
+        expected = fault["msg"].partition(" should ")[2] or "have fewer digits"
+        if fault["type"] == "extra_forbidden":
             expected = "be left out, since it is unknown here"
-        message = f"`{name}` must {expected}, but is {repr(first['input'])[:100]}."
+        message = f"`{name}` must {expected}, but is {repr(fault['input'])[:100]}."
         raise ApiError(400, message, name) from None
 
 
 class TranscriptionOptions(Fields):
-    """The options with which a file or a session is transcribed."""
+    """The options of transcribing a file or a session."""
 
     without_effect: ClassVar[Sequence[str]] = ("delay",)
     model: str = ""
     language: str = ""
     languages: list[str] = []
-    prompt: Phrases = ""
-    keywords: Annotated[list[Phrases], Field(max_length=MAX_PROMPT_PHRASES)] = []
+    prompt: PromptText = ""
+    keywords: Annotated[list[PromptText], Field(max_length=MAX_PROMPT_PHRASES)] = []
 
     @property
     def phrases(self) -> tuple[str, ...]:
@@ -255,7 +255,7 @@ class TranscriptionFields(TranscriptionOptions):
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     timestamp_granularities: list[Literal["word", "segment"]] = []  # of verbose_json
     stream: bool = False  # whether to send the text as events
-    # Of the file; None: all are downmixed. An own field, as is that of each word and segment.
+    # Not in OpenAI's API, nor are the channels of words and segments. None: all are downmixed.
     channel: int | Literal["each"] | None = None
 
     @field_validator("channel", mode="before")
@@ -269,7 +269,7 @@ class TranscriptionFields(TranscriptionOptions):
     def parse(cls, form: FormData) -> Self:
         """Read a form; raises ApiError if the API does not allow a field."""
         if not isinstance(form.get("file"), UploadFile):
-            actual = "a text" if "file" in form else "missing"
+            actual = "text" if "file" in form else "missing"
             raise wrong_field("file", FILE_FIELD, actual)
         lists = [name for name, field in cls.model_fields.items() if field.default == []]
         fields: JsonObject = {name: [] for name in lists}
@@ -369,7 +369,7 @@ class AudioInput(Fields):
                 expected = "null, since the model takes whole clips"
                 raise wrong_field("turn_detection", expected, detection.type)
             if detection.type == "semantic_vad":
-                note_once(NO_EFFECT.format(detection.type))
+                note_once(NO_EFFECT_NOTE.format(detection.type))
             ms = detection.silence_duration_ms or round(1000 * silence)
             detection = TurnDetection(silence_duration_ms=ms)
         self.turn_detection = detection
@@ -437,17 +437,17 @@ async def _transcription(
     fields: TranscriptionFields, file: IOBase, recognizer: RecognitionService
 ) -> Response:
     """Transcribe a file, and return its text as requested."""
-    with_word_times = fields.response_format not in STREAMED_FORMATS
+    needs_word_times = fields.response_format not in STREAMED_FORMATS
     results = recognizer.transcribe(
-        file, times=with_word_times, phrases=fields.phrases, channel=fields.channel
+        file, times=needs_word_times, phrases=fields.phrases, channel=fields.channel
     )
     if fields.stream:
-        first_result = await anext(results)  # its error is still an answer with its own status
+        first_result = await anext(results)  # if it fails, the answer still has the error's status
         events = _transcript_events(first_result, results)
         return StreamingResponse(events, media_type=EVENT_STREAM)
     transcript = await last_of(results)
     request_facts.get()["audio_seconds"] = transcript.seconds
-    if with_word_times and transcript.text and not transcript.words:
+    if needs_word_times and transcript.text and not transcript.words:
         raise ApiError(400, "This model does not time words.", "response_format")
     match fields.response_format:
         case "text":
@@ -521,7 +521,7 @@ async def answer_speech(models: ServedModels, request: Request) -> Response:
 
 
 async def _speech(fields: SpeechFields, voice: Voice) -> StreamingResponse:
-    """Return speech that is sent while it is made; raises ApiError if the text cannot be spoken."""
+    """Return speech as it is synthesized; raises ApiError if the text cannot be spoken."""
     speech = voice.speak(fields.input, fields.speed, fields.response_format)
     notes: Sequence[str] = await anext(speech)
     first_chunk: bytes = await anext(speech)
@@ -542,7 +542,7 @@ def _notes_header(notes: Sequence[str]) -> str:
 
 
 async def _speech_chunks(first_chunk: bytes, speech: SpeechStream) -> AsyncGenerator[bytes]:
-    """Yield the chunks of a file; its seconds go to the log."""
+    """Yield the chunks of a file; log its seconds."""
     async with aclosing(speech):
         yield first_chunk
         async for chunk in speech:
@@ -557,7 +557,7 @@ async def _speech_events(
 ) -> AsyncGenerator[str]:
     """Yield server-sent events.
 
-    The API counts tokens: here, the characters of the text and the seconds of the speech.
+    The API counts tokens. Here, these are characters of the text and seconds of speech.
     """
     async with aclosing(chunks):
         async for chunk in chunks:

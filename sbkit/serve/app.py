@@ -44,9 +44,9 @@ from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 
-TRANSCRIPTIONS, SPEECH_ROUTE = "/v1/audio/transcriptions", "/v1/audio/speech"
+TRANSCRIPTION_ROUTE, SPEECH_ROUTE = "/v1/audio/transcriptions", "/v1/audio/speech"
 PATHS = (
-    TRANSCRIPTIONS,
+    TRANSCRIPTION_ROUTE,
     SPEECH_ROUTE,
     "/v1/realtime",
     "/v1/audio/voices",
@@ -64,9 +64,9 @@ PAGE_POLICY = (  # the page is one file, and sends requests only to this server
 class Service:
     """The models behind the routes, their clients and limits.
 
-    hosts: names of the server in requests, besides those of ``origins``; ``*`` allows any, also a
-        name that the page of another site has by DNS rebinding.
-    origins: of pages that may use the server besides its own; ``*`` allows all.
+    hosts: the names by which requests may address the server, besides the hosts of ``origins``;
+        ``*`` allows any name, also one that another site points here by DNS rebinding.
+    origins: the origins of further pages that may use the server; ``*`` allows all.
     """
 
     models: ServedModels
@@ -74,11 +74,11 @@ class Service:
     declared: dict[str, str]  # the requested device, runtime and precision
     metrics: Metrics
     note: str | None = None  # why `auto` takes no GPU
-    keys: Sequence[str] = ()  # none admit all
+    keys: Sequence[str] = ()  # if there are none, everyone is admitted
     hosts: Sequence[str] = LOCAL_HOSTS
     origins: Sequence[str] = ()
     is_ready: bool = False
-    in_flight: int = 0  # requests that arrive, wait or are processed
+    in_flight: int = 0  # requests that are arriving, waiting or being processed
     sessions: int = 0  # open realtime sessions
 
     def warm_up(self) -> None:
@@ -95,7 +95,7 @@ class Service:
         self.metrics.show("sessions_open", "realtime sessions", lambda: self.sessions)
         self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, queues)))
         routes = [
-            self._post(TRANSCRIPTIONS, answer_transcription, self.limits.max_bytes),
+            self._post(TRANSCRIPTION_ROUTE, answer_transcription, self.limits.max_bytes),
             self._post(SPEECH_ROUTE, answer_speech, MAX_SPEECH_BYTES),
             WebSocketRoute("/v1/realtime", self._realtime),
             Route("/v1/realtime", self._no_upgrade),
@@ -113,7 +113,7 @@ class Service:
         app: ASGIApp = Router(routes, redirect_slashes=False, default=_no_path)
         app = guard(app, self.keys, self.origins)
         app = TrustedHostMiddleware(app, allowed_hosts=hosts, www_redirect=False)
-        app = Observer(app, paths=(TRANSCRIPTIONS, SPEECH_ROUTE), metrics=self.metrics)
+        app = Observer(app, paths=(TRANSCRIPTION_ROUTE, SPEECH_ROUTE), metrics=self.metrics)
         return CORSMiddleware(
             app,
             allow_origins=self.origins,
@@ -232,7 +232,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Admission:
-    """Count the requests in flight, and limit their number, their bytes and their time."""
+    """Limit the number of requests in flight, and the bytes and the time of each."""
 
     app: ASGIApp
     service: Service
@@ -263,6 +263,6 @@ class Admission:
 
 
 async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
-    """Raise ApiError, with the path that was probably meant."""
+    """Raise ApiError, and suggest the closest path."""
     hint = did_you_mean(scope["path"].rstrip("/").lower(), PATHS)
     raise ApiError(404, f"This server has no path {scope['path'][:100]}.{hint}")

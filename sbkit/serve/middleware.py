@@ -24,9 +24,9 @@ from sbkit.base.messages import printable
 logger = logging.getLogger("sbkit.serve")
 
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
-PROBE_PATHS = ("/health", "/health/ready", "/metrics")  # polled all the time, so not logged
+PROBE_PATHS = ("/health", "/health/ready", "/metrics")  # polled all the time; logged as DEBUG
 PUBLIC_PATHS = ("/", *PROBE_PATHS)  # these need no key
-LATENCIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+LATENCY_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 CLIENT_GONE = 499  # only for metrics, as in nginx: no client reads it
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found"}
 ERROR_HEADERS = {
@@ -42,7 +42,7 @@ request_facts: ContextVar[JsonObject] = ContextVar("facts")  # model and audio_s
 
 
 class ApiError(SbkitError):
-    """An error that a client gets with its status; ``param`` is the field at fault."""
+    """An error that is sent to the client with its status; ``param`` is the field at fault."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, *, code: str | None = None
@@ -53,7 +53,7 @@ class ApiError(SbkitError):
         self.code = ERROR_CODES.get(status) if code is None else code
 
     def plain(self) -> dict[str, dict[str, str | None]]:
-        """Return the body; the API fixes the type and the code of each status."""
+        """Return the body, with the type and the code that the API has for the status."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         content = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": content}
@@ -70,7 +70,7 @@ def too_large(limit: str, name: str = "file") -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Convert an error to what its client may see: an unexpected one is logged, and not shown."""
+    """Convert an error for its client: unexpected errors are logged, and not shown."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):  # of Starlette, such as for a broken form
@@ -118,7 +118,7 @@ class Metrics:
             "request_seconds",
             "to the end of the answer",
             namespace="sbkit",
-            buckets=LATENCIES,
+            buckets=LATENCY_BUCKETS,
             registry=self.registry,
         )
         self.audio = counter("audio_seconds", "transcribed")
@@ -135,8 +135,8 @@ class Metrics:
 class Observer:
     """Log every request, answer its error, and count the requests to ``paths`` by status.
 
-    The log has no contents and no keys. If an answer has begun, its events end with the error; a
-    file is cut off.
+    The log has no contents and no keys. An error after the start of an answer is sent as the last
+    event of a stream; a file is cut off.
     """
 
     app: ASGIApp
@@ -167,7 +167,7 @@ class Observer:
             answer = as_api_error(error)
             if answer.status >= 500:
                 request_facts.get()["error"] = str(answer)
-            if status == CLIENT_GONE:  # nothing is sent
+            if status == CLIENT_GONE:  # nothing has been sent
                 headers = ERROR_HEADERS.get(answer.status)
                 response = JSONResponse(answer.plain(), answer.status, headers)
                 await response(scope, receive, observed_send)
@@ -195,15 +195,15 @@ class Observer:
 def admit(connection: HTTPConnection, keys: Sequence[str], origins: Sequence[str]) -> None:
     """Admit a request by its page and its key, or raise ApiError.
 
-    A browser sends the origin of a page with each POST and WebSocket, also those that CORS does not
-    stop; other programs send none. A key is the bearer token, or a subprotocol of a WebSocket,
-    where browsers let pages set no other header.
+    A browser sends the origin of a page with each POST and WebSocket, even where CORS does not
+    apply; other programs send none. The key is the bearer token, or a subprotocol of a WebSocket,
+    because browsers let pages set no other header there.
     """
     headers = connection.headers
     host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
     if origin not in ("", f"http://{host}", f"https://{host}", *origins) and "*" not in origins:
-        fix = f"`--allow-origin {origin}` of the server would allow it."
-        raise ApiError(403, f"A page of {origin} may not use this server. {fix}")
+        fix = f"Start the server with `--allow-origin {origin}` to allow it."
+        raise ApiError(403, f"Pages of {origin} may not use this server. {fix}")
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         protocols = connection.scope.get("subprotocols", ())
@@ -217,7 +217,7 @@ def admit(connection: HTTPConnection, keys: Sequence[str], origins: Sequence[str
 
 
 def guard(app: ASGIApp, keys: Sequence[str], origins: Sequence[str]) -> ASGIApp:
-    """Pass on the requests that `admit` admits; probes and the page need no key."""
+    """Return an application that runs `admit` first; probes and the page need no key."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if {"content-length", "transfer-encoding"} <= {*Headers(scope=scope)}:

@@ -48,9 +48,9 @@ from sbkit.tasks.asr.session import Endpoint, Event, Final, Partial
 from sbkit.tasks.vad.turns import NO_SAMPLES, SpeechTurns
 from sbkit.text.normalization import join_segments
 
-BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message
+BLOCK_BYTES = 24_000  # decoded at a time, so that other sessions run during a long message
 MIN_TURN_SECONDS = 0.1  # of a turn that a client commits
-SUBPROTOCOL = "realtime"  # one of those that browsers offer
+SUBPROTOCOL = "realtime"  # one of the subprotocols that browsers offer
 # Base64 as browsers and URLs write it: with line breaks, other characters for + and /, unpadded.
 BASE64_VARIANTS = str.maketrans("-_", "+/", " \t\r\n=")
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
@@ -72,8 +72,8 @@ class Item:
         """Return the text of the finished utterances and the ``partial`` text of the next one."""
         return join_segments([*(final.text for final in self.finals), partial])
 
-    def hear(self, event: Partial | Final) -> tuple[str, str]:
-        """Return all text so far, and what is new of the text that will hardly change."""
+    def add(self, event: Partial | Final) -> tuple[str, str]:
+        """Add an event; return the whole text so far, and the new part of its stable text."""
         if isinstance(event, Final):
             self.finals.append(event)
             text = stable = self.text()
@@ -87,7 +87,7 @@ class Item:
 
 @dataclass(eq=False)
 class RealtimeSession:
-    """A client's session; times are in seconds from its first sample."""
+    """A client's session; its times are in seconds from the first sample."""
 
     socket: WebSocket  # not yet accepted
     models: ServedModels
@@ -98,13 +98,13 @@ class RealtimeSession:
         self._options = AudioInput()
         self._id = f"sess_{uuid4().hex}"
         self._now = 0.0
-        self._until = monotonic() + self.limits.max_session_seconds
+        self._deadline = monotonic() + self.limits.max_session_seconds
         self._last_item: str | None = None
 
     async def run(self) -> None:
         """Answer the client's events until it leaves, or a limit is reached.
 
-        In the latter case, the audio of the open turn is transcribed first.
+        At a limit, the audio of the open turn is transcribed first.
         """
         subprotocols = self.socket.scope["subprotocols"]
         await self.socket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
@@ -130,7 +130,7 @@ class RealtimeSession:
 
     async def _receive(self) -> Message | None:
         """Return the client's next message, or None if a limit is reached."""
-        timeout = min(self.limits.answer_seconds, self._until - monotonic())
+        timeout = min(self.limits.answer_seconds, self._deadline - monotonic())
         try:
             async with asyncio.timeout(timeout):
                 message = await self.socket.receive()
@@ -165,8 +165,8 @@ class RealtimeSession:
 
     async def _update(self, options: AudioInput) -> None:
         if self._in_turn:
-            expected = "between turns: commit or clear the audio first"
-            raise wrong_field("session.update", expected, "within one")
+            message = "A session cannot change within a turn. Commit or clear the audio first."
+            raise ApiError(400, message, "session.update")
         changes = {name: getattr(options, name) for name in options.model_fields_set}
         await self._configure(self._options.model_copy(update=changes))
         await self._send("session.updated", session=self._plain())
@@ -178,7 +178,7 @@ class RealtimeSession:
         self._options = options
         self._rate = self._recognizer.sample_rate
         phrases = options.transcription.phrases
-        self._make_turn = await self._recognizer.turns(phrases, options.silence_seconds)
+        self._make_turn = await self._recognizer.turn_factory(phrases, options.silence_seconds)
         self._begin_stream()
 
     def _begin_stream(self) -> None:
@@ -203,8 +203,8 @@ class RealtimeSession:
             raise wrong_field("audio", "base64", "not") from None
         subtype, rate, sample_bytes = self._options.encoding
         content = self._half_sample + content
-        num_whole = len(content) - len(content) % sample_bytes
-        content, self._half_sample = content[:num_whole], content[num_whole:]
+        num_bytes = len(content) - len(content) % sample_bytes  # of whole samples
+        content, self._half_sample = content[:num_bytes], content[num_bytes:]
         format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
         max_seconds = self.limits.max_turn(self._rate)
         for start in range(0, len(content), BLOCK_BYTES):
@@ -243,11 +243,11 @@ class RealtimeSession:
         """Send the new text of an event; a Final ends the turn if endpoint rules end turns."""
         item = self._item
         has_detector = self._speech_turns is not None
-        by_rules = self._options.silence_seconds is not None and not has_detector and not is_last
+        has_rules = self._options.silence_seconds is not None and not has_detector and not is_last
         match event:
             case Final() | Partial():
-                text, delta = item.hear(event)
-            case Endpoint(rule="nothing") if by_rules:
+                text, delta = item.add(event)
+            case Endpoint(rule="nothing") if has_rules:
                 item.begin = event.seconds
                 return
             case Endpoint(rule="longest") if self._options.silence_seconds is None and not is_last:
@@ -255,10 +255,10 @@ class RealtimeSession:
                 return
             case _:
                 return
-        if text and by_rules and not item.is_announced:
+        if text and has_rules and not item.is_announced:
             await self._announce_start(event.seconds)
         await self._send_text("delta", delta=delta, hypothesis=text)
-        if isinstance(event, Final) and (by_rules or (item.reason and not is_last)):
+        if isinstance(event, Final) and (has_rules or (item.reason and not is_last)):
             await self._announce_end(event.end)
             await self._complete(event.end)
 

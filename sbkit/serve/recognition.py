@@ -3,8 +3,8 @@
     segments of many requests -> one queue -> batches of similar length -> the model
         -> the outputs that each request waits for
 
-Segments run in the order of their arrival. Of each file, only as much waits as the model runs at a
-time, so that an hour of audio blocks nobody.
+Segments run in the order of their arrival. A file has no more segments in the queue than the model
+runs at a time, so that an hour of audio blocks nobody.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class ClipTurn:
 
 
 async def last_of(results: AsyncGenerator[str | Transcript]) -> Transcript:
-    """Return the transcript that the results of a file or a turn end with."""
+    """Return the transcript at the end of the results of a file or a turn."""
     async with aclosing(results):
         while isinstance(result := await anext(results), str):
             pass
@@ -68,12 +68,12 @@ async def last_of(results: AsyncGenerator[str | Transcript]) -> Transcript:
 class RecognitionService:
     """Transcribe the files and turns of many clients at a time.
 
-    silence: seconds that end a turn; None if only clients can end turns.
+    silence: the seconds of silence that end a turn; None if only clients can end turns.
     """
 
     bundle: ThreadedBundle
     shapes: BatchShapes  # a closed grid
-    wait_seconds: float  # for which a segment waits for others to share its batch
+    wait_seconds: float  # how long a segment waits for others to share its batch
     limits: Limits
     workers: Workers
     metrics: Metrics
@@ -84,11 +84,11 @@ class RecognitionService:
         self.sample_rate = self.bundle.config.sample_rate
         self.language = self.bundle.config.language
         self.runs_on = model.runs_on
-        self._round_samples = model.parallel_batches * shapes.max_samples
+        self._parallel_samples = model.parallel_batches * shapes.max_samples
         self.segments = Batcher[Samples, Encoded](
             partial(model.encode_by_length, shapes=shapes),
             size=lambda samples: round_up(len(samples), shapes.padded_lengths),
-            max_size=self._round_samples,
+            max_size=self._parallel_samples,
             wait_seconds=self.wait_seconds,
         )
         self._sessions = Batcher[Session, Sequence[Event]](advance_batch)
@@ -104,7 +104,7 @@ class RecognitionService:
             self.silence = TURN_SILENCE_SECONDS
 
     def warm_up(self) -> None:
-        """Run every shape of the table, and once everything after the model."""
+        """Run every shape of the table, and everything after the model once."""
         if self.bundle.task.decodes_frames:
             self.bundle.model.warm_up(self.shapes)
         silence = np.zeros(self.sample_rate, np.int16)
@@ -134,7 +134,7 @@ class RecognitionService:
                 self._check_seconds(declared_seconds(audio))
             total_seconds = 0.0
 
-            def count(seconds: float) -> None:
+            def count_seconds(seconds: float) -> None:
                 nonlocal total_seconds
                 total_seconds += seconds
                 self._check_seconds(total_seconds)  # again: the header may declare too few
@@ -143,7 +143,7 @@ class RecognitionService:
             (result,) = self._transcriber.stream(
                 [audio],
                 self.sample_rate,
-                on_seconds=count,
+                on_seconds=count_seconds,
                 on_text=on_text,
                 phrases=phrases,
                 times=times,
@@ -158,12 +158,12 @@ class RecognitionService:
         close = audio.close if isinstance(audio, IOBase) else lambda: None
         return self.workers.run(work, on_end=close)
 
-    async def turns(
+    async def turn_factory(
         self, phrases: tuple[str, ...], silence: float | None
     ) -> Callable[[int], Session | ClipTurn]:
         """Return a function that creates a turn, given the index of its first sample.
 
-        silence: seconds that end a turn if there is no detector; None if the client ends turns.
+        silence: ends a turn if there is no detector, in seconds; None if the client ends turns.
         """
         streaming = self.streaming
         if streaming is None:
@@ -197,23 +197,23 @@ class RecognitionService:
         return [final] if transcript.text else ()
 
     def close(self) -> None:
-        """End the threads; the workers must be closed before."""
+        """End the threads; close the workers first."""
         self._sessions.close()
         self.segments.close()
         self._transcriber.close()
 
     def _encode(self, segments: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on segments of a file, of which one batch at a time waits."""
+        """Run the encoder on segments of a file, with one batch of them at a time in the queue."""
         outputs: list[Encoded] = []
-        waiting: list[Future[Encoded]] = []
+        futures: list[Future[Encoded]] = []
         num_samples = 0
         for segment in segments:
-            waiting.append(self.segments.submit(segment))
+            futures.append(self.segments.submit(segment))
             num_samples += len(segment)
-            if num_samples >= self._round_samples:
-                outputs += [output.result() for output in waiting]
-                waiting, num_samples = [], 0
-        return outputs + [output.result() for output in waiting]
+            if num_samples >= self._parallel_samples:
+                outputs += [future.result() for future in futures]
+                futures, num_samples = [], 0
+        return outputs + [future.result() for future in futures]
 
     def _check_seconds(self, seconds: float) -> None:
         if seconds > self.limits.max_seconds:

@@ -17,10 +17,10 @@ from sbkit.serve.middleware import logger
 KEEP_ALIVE_SECONDS = 75  # proxies reuse their connections for 60 s
 STOP_SECONDS = 30  # after a signal, for requests in flight
 MAX_HEADER_BYTES = 1 << 15  # as nginx passes on
-UNREAD_SECONDS = 30.0  # a connection is closed whose client has not read for this long
+UNREAD_SECONDS = 30.0  # without a read by the client, until its connection is closed
 PING_SECONDS = 20.0  # from a pong to the next ping, and for the pong to arrive
-# Connections for each request and session that the server takes: uvicorn refuses all others, even
-# those that ask for its health.
+# Connections for each request and session that the server admits. uvicorn refuses any further ones,
+# even for health checks.
 CONNECTIONS_PER_REQUEST = 10
 
 
@@ -28,13 +28,13 @@ def bind(host: str, port: int) -> socket.socket:
     """Listen at an address; raises ConfigError if it is not free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"The server cannot listen at {host}, port {port} ({error}).") from error
-    if sys.platform == "linux":  # others keep connections whose clients read nothing
+    if sys.platform == "linux":  # elsewhere, connections stay open whose clients read nothing
         milliseconds = round(1000 * UNREAD_SECONDS)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-    return listening
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    return listener
 
 
 def make_server(service: Service) -> uvicorn.Server:
@@ -65,7 +65,7 @@ def make_server(service: Service) -> uvicorn.Server:
 def run(
     server: uvicorn.Server,
     service: Service,
-    listening: socket.socket,
+    listener: socket.socket,
     wyoming: socket.socket | None = None,
 ) -> None:
     """Warm up and answer until a signal; raises the error of a warm-up that fails.
@@ -87,11 +87,11 @@ def run(
                 from sbkit.serve.wyoming import listen
 
                 stack.enter_context(closing(await listen(service, wyoming)))
-            await server.serve(sockets=[listening])
+            await server.serve(sockets=[listener])
 
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one per connection
-    host, port = listening.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     models = service.models.models
     logger.info("serving %s at %s", ", ".join(model.name for model in models), url)

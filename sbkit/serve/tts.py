@@ -1,4 +1,4 @@
-"""A TTS model that speaks for many clients."""
+"""A TTS model for many clients."""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence

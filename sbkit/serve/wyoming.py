@@ -36,7 +36,7 @@ from sbkit.tasks.asr.session import Final, Partial
 from sbkit.text.languages import language_code
 
 MAX_EVENT_BYTES = 1 << 20  # of JSON, and of a block of audio
-ABOUT: dict[str, Any] = {  # what the protocol asks of every program and model
+ABOUT: dict[str, Any] = {  # the protocol requires these of every program and model
     "attribution": Attribution(name="sbkit", url=""),
     "installed": True,
     "description": None,
@@ -55,16 +55,16 @@ class AudioBlock(Fields, extra="ignore"):
 
 
 class BoundedReader(StreamReader):
-    """A stream whose events are of a bounded size: a longer one ends the connection."""
+    """A stream that limits the size of events: a larger one ends the connection."""
 
     async def readexactly(self, n: int) -> bytes:
-        """Read bytes; raises ValueError if they are too many."""
+        """Read n bytes; raises ValueError for more than MAX_EVENT_BYTES."""
         if n > MAX_EVENT_BYTES:
             raise ValueError(f"An event has more than {MAX_EVENT_BYTES} bytes.")
         return await super().readexactly(n)
 
 
-async def listen(service: Service, listening: socket.socket) -> asyncio.Server:
+async def listen(service: Service, listener: socket.socket) -> asyncio.Server:
     """Answer clients until the event loop ends; the caller closes the server."""
 
     async def answer(reader: StreamReader, writer: StreamWriter) -> None:
@@ -73,7 +73,7 @@ async def listen(service: Service, listening: socket.socket) -> asyncio.Server:
     def make_protocol() -> StreamReaderProtocol:
         return StreamReaderProtocol(BoundedReader(limit=MAX_EVENT_BYTES), answer)
 
-    return await asyncio.get_running_loop().create_server(make_protocol, sock=listening)
+    return await asyncio.get_running_loop().create_server(make_protocol, sock=listener)
 
 
 class Connection:
@@ -83,7 +83,7 @@ class Connection:
         self._service = service
         self._reader = reader
         self._writer = writer
-        self._until = monotonic() + service.limits.max_session_seconds
+        self._deadline = monotonic() + service.limits.max_session_seconds
         self._options = TranscriptionOptions()
         self._item: Item | None = None  # the clip, once it has begun
 
@@ -104,7 +104,7 @@ class Connection:
 
     async def _read(self) -> Event | None:
         """Return the next event; None at the end, and for anything else than an event."""
-        timeout = min(self._service.limits.answer_seconds, self._until - monotonic())
+        timeout = min(self._service.limits.answer_seconds, self._deadline - monotonic())
         async with asyncio.timeout(timeout):
             with suppress(AttributeError, TypeError, KeyError, RecursionError):  # other JSON
                 return await async_read_event(self._reader)
@@ -115,7 +115,7 @@ class Connection:
             await async_write_event(event.event(), self._writer)
 
     async def _answer(self, event: Event) -> None:
-        """Answer an event; those of other services have none. Raises ApiError."""
+        """Answer an event, unless it is for another service. Raises ApiError."""
         if Describe.is_type(event.type):
             await self._send(describe(self._service))
         elif Transcribe.is_type(event.type):
@@ -131,7 +131,7 @@ class Connection:
 
     async def _begin_clip(self) -> None:
         self._recognizer = self._service.models.pick_recognizer(self._options)
-        self._turn = (await self._recognizer.turns(self._options.phrases, None))(0)
+        self._turn = (await self._recognizer.turn_factory(self._options.phrases, None))(0)
         self._item = Item(0.0)
         self._seconds = 0.0
         self._resampler: Resampler | None = None  # from the rate of the first block
@@ -160,7 +160,7 @@ class Connection:
         self._item = None
 
     async def _advance(self, samples: Samples, *, is_last: bool = False) -> None:
-        """Process samples of the clip; a live model sends new text that will hardly change."""
+        """Process samples of the clip; if the model is live, send its new stable text."""
         assert self._item is not None
         recognizer = self._recognizer
         if recognizer.streaming is not None:  # otherwise the clip is counted as a file
@@ -169,7 +169,7 @@ class Connection:
         self._turn.feed(samples)
         self._turn.is_finished = is_last
         for event in await recognizer.advance(self._turn):
-            text = self._item.hear(event)[1] if isinstance(event, Final | Partial) else ""
+            text = self._item.add(event)[1] if isinstance(event, Final | Partial) else ""
             if text and recognizer.streaming is not None:
                 if not self._item.is_announced:
                     await self._send(TranscriptStart(language=recognizer.language))
@@ -178,16 +178,16 @@ class Connection:
 
     async def _speak(self, request: Synthesize) -> None:
         fields = parse_fields(SpeechFields, {"input": request.text})
-        wanted = request.voice or SynthesizeVoice()
+        requested = request.voice or SynthesizeVoice()
         voices = self._service.models.engines(Voice)
-        name = wanted.name or name_for(voices, wanted.language)
-        if wanted.language and not name:
-            raise wrong_field("language", "that of a voice", wanted.language)
+        name = requested.name or name_for(voices, requested.language)
+        if requested.language and not name:
+            raise wrong_field("language", "the language of a voice", requested.language)
         voice = self._service.models.pick_voice(name, None)
         speech = voice.speak(fields.input, fields.speed, "pcm")
         with self._service.open_request():
             async with aclosing(speech):
-                await anext(speech)  # its notes, for which the protocol has no place
+                await anext(speech)  # its notes: the protocol has no field for them
                 await self._send(AudioStart(**SPEECH_FORMAT))
                 async for chunk in speech:
                     if isinstance(chunk, bytes):
@@ -205,7 +205,7 @@ def parse(event_class: type[Request], event: Event) -> Request:
 
 
 def read_options(service: Service, request: Transcribe) -> TranscriptionOptions:
-    """Read what a clip is transcribed with; raises ApiError."""
+    """Read the options of transcribing a clip; raises ApiError."""
     name = request.name or name_for(service.models.engines(RecognitionService), request.language)
     terms = [*(request.transcript_names or ()), *(request.transcript_terms or ())]
     fields = {"model": name, "language": request.language, "keywords": terms}
@@ -218,8 +218,10 @@ def name_for(engines: Mapping[str, RecognitionService | Voice], language: str | 
     A model whose language is und (undetermined) is for all languages.
     """
     codes = {language_code(language), "und"} if language else set()
-    own_codes = {name: language_code(engine.language or "und") for name, engine in engines.items()}
-    return next((name for name, code in own_codes.items() if code in codes), "")
+    for name, engine in engines.items():
+        if language_code(engine.language or "und") in codes:
+            return name
+    return ""
 
 
 def describe(service: Service) -> Info:

@@ -246,10 +246,10 @@ def test_modules_that_an_own_yaml_names_are_trusted(folder: Path, tmp_path: Path
     sizes = "{in_features: !ref <d_model>, out_features: !ref <tokenizer.vocab_size>}"
     yaml = tmp_path / "own.yaml"
     yaml.write_text(f"base: {ROOT}/hparams/ctc.yaml\nseq_lin: !new:evil.Layer {sizes}\n")
-    made = make_run(tmp_path / "made", yaml)
-    own = Run(yaml, {**SIZES, "output_folder": str(made)})
+    run = make_run(tmp_path / "made", yaml)
+    own = Run(yaml, {**SIZES, "output_folder": str(run)})
     assert "Layer(" in repr(own.model)
     own.export(tmp_path / "exported")
     assert (tmp_path / "exported/evil.py").read_text() == LAYER
-    assert "`user_modules`" in refused_by("model", made)[0]
-    assert "Layer(" in repr(Run.open(made, user_modules=["evil"]).model)
+    assert "`user_modules`" in refused_by("model", run)[0]
+    assert "Layer(" in repr(Run.open(run, user_modules=["evil"]).model)

@@ -1,4 +1,4 @@
-"""The features are Kaldi's in any batch, on the CPU, and in exported graphs; or have no level."""
+"""Features equal Kaldi's in any batch and in exported graphs, unless their level is removed."""
 
 import numpy as np
 import pytest

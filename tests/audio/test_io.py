@@ -273,9 +273,9 @@ def test_damaged_files_print_nothing(tmp_path: Path) -> None:
     )
     code += "Exception as error: print(error)"
     command = [sys.executable, "-c", code, str(tmp_path / "a.mp3")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert re.fullmatch(r".*a\.mp3 is damaged at .* s\.\n", done.stdout)
-    assert done.stderr == ""
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r".*a\.mp3 is damaged at .* s\.\n", process.stdout)
+    assert process.stderr == ""
 
 
 # ---- channels
@@ -547,9 +547,9 @@ def test_clip_longer_than_a_day_is_refused_but_not_its_parts(
         read_audio(file)
     assert error.value.reason == "longer than a day"
     assert sum(map(len, stream_audio(file))) == 150 * SAMPLE_RATE
-    late, rest = AudioSpan(str(file), 80_000_000, 83_000_000), AudioSpan(str(file), 80_000_000)
+    late, open_span = AudioSpan(str(file), 80_000_000, 83_000_000), AudioSpan(str(file), 80_000_000)
     assert len(next(read_spans([late], SAMPLE_RATE))) == 3 * SAMPLE_RATE
-    assert isinstance(next(read_spans([rest], SAMPLE_RATE)), AudioError)
+    assert isinstance(next(read_spans([open_span], SAMPLE_RATE)), AudioError)
 
 
 @pytest.mark.parametrize("format", ["mp3", "opus"])

@@ -57,8 +57,8 @@ def test_failed_write_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_two_threads_write_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have written their content before either renames it."""
-    both, contents, fsync = Barrier(2), (b"first", b"second"), os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), both.wait(timeout=10)))
+    barrier, contents, fsync = Barrier(2), (b"first", b"second"), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), barrier.wait(timeout=10)))
     with ThreadPoolExecutor() as threads:
         list(threads.map(write_bytes_atomically, [tmp_path / "labels.txt"] * 2, contents))
     assert (tmp_path / "labels.txt").read_bytes() in contents

@@ -61,12 +61,12 @@ def test_pauses_grow_until_the_patience_is_over(
     slept: list[float] = []
     clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
     tries: list[float] = []
-    left = [*failures]
+    pending = [*failures]
 
     def read() -> str:
         tries.append(sum(slept))
-        if left:
-            raise left.pop()
+        if pending:
+            raise pending.pop()
         return "content"
 
     with patch("sbkit.base.stores.time", clock):

@@ -1,4 +1,4 @@
-"""Threads sleep while other processes need the cores; freed memory is kept, unless told not to."""
+"""Threads sleep while other processes need the cores; freed memory is kept by default."""
 
 import json
 import os

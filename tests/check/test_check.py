@@ -140,8 +140,8 @@ def test_finding_is_kept_at_each_place_and_as_an_error(
     checking(monkeypatch, findings)
 
     def places() -> list[tuple[str, str, bool]]:
-        found = check_run(declared).findings
-        return [(f.problem, f.where, f.stops) for f in found if f.check == "front_end"]
+        findings = check_run(declared).findings
+        return [(f.problem, f.where, f.stops) for f in findings if f.check == "front_end"]
 
     expected = [(f.problem, f.where, f.stops) for f in (error, *findings[2:])]
     assert places() == expected

@@ -1,4 +1,4 @@
-"""Ranges, keys that nothing reads, the machine that is meant, and the run folder."""
+"""Ranges, keys that nothing reads, the target machine, and the run folder."""
 
 import os
 import re
@@ -99,13 +99,13 @@ def test_every_yaml_passes_the_check_but_for_a_key_that_nothing_reads(
 
 
 def test_target_counts_as_the_machine() -> None:
-    for target, device, placed in (
+    for target, device, expected_device in (
         ("cuda:8", None, "cuda:0"),
         ("cuda:8", "cuda:7", "cuda:7"),
         ("cpu", None, "cpu"),
     ):
         placement = resolve_placement(device, "fp32", count=device_counter_for(target))
-        assert str(placement.device) == placed
+        assert str(placement.device) == expected_device
     with pytest.raises(SbkitError, match="but the target has"):
         resolve_placement("mps", "fp32", count=device_counter_for("cuda:8"))
     for target in ("cuda:0", "gpu"):

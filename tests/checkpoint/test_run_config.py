@@ -77,8 +77,8 @@ def begun(folder: Path) -> Path:
 def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     run = begun(tmp_path)
     assert require_resumable(run, declare(tmp_path)) is None
-    moved = {"output_folder": "elsewhere", "data_folder": "/other/place"}
-    assert require_resumable(run, declare(tmp_path, **moved)) is None
+    new_folders = {"output_folder": "elsewhere", "data_folder": "/other/place"}
+    assert require_resumable(run, declare(tmp_path, **new_folders)) is None
     changes = require_resumable(run, declare(tmp_path, number_of_epochs=9, lr=0.5))
     assert changes == (
         "Resuming with changed values:\n  number_of_epochs: 4 before, 9 now\n"

@@ -1,4 +1,4 @@
-"""The table of `segment` and `speak --lines`: what is finished stays, and others' files do."""
+"""The table of `segment` and `speak --lines`: finished rows stay, and so do the files of others."""
 
 from pathlib import Path
 

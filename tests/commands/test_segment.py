@@ -237,5 +237,5 @@ def test_misheard_short_word_is_kept_unless_it_is_absurd(log_prob: float, is_fou
     log_probs = hear(np.random.default_rng(0), [before, [10, 11], after])
     is_heard = log_probs[:, [10, 11]] == np.float32(-0.1)
     log_probs[:, word] = np.where(is_heard, log_prob, -30.0)
-    found = align_utterances(log_probs, [before, word, after], vocabulary=LETTERS, silent_ids=[0])
-    assert [utterance is not None for utterance in found] == [True, is_found, True]
+    spans = align_utterances(log_probs, [before, word, after], vocabulary=LETTERS, silent_ids=[0])
+    assert [utterance is not None for utterance in spans] == [True, is_found, True]

@@ -186,8 +186,8 @@ def test_speakers_of_a_call_are_merged_on_one_time_line(talks: Path, capsys: Cap
     starts = [word["start"] for word in result["words"]]
     assert (starts, result["seconds"]) == (sorted(starts), 5)
     assert printed("tsv").splitlines()[0] == "start\tend\tword\tchannel"
-    shown = printed("srt").strip().split("\n\n")
-    assert [block.splitlines()[2] for block in shown] == [
+    subtitles = printed("srt").strip().split("\n\n")
+    assert [block.splitlines()[2] for block in subtitles] == [
         *("1: the quick fox", "2: a", "2: lazy dog", "1: a dog")
     ]
     assert run(["transcribe", "model", "call.flac", "talks/a.wav", "--channel=each"]) == 0

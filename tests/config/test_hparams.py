@@ -81,7 +81,7 @@ def test_keys_that_a_yaml_leaves_out_have_their_defaults_wherever_they_are_decla
         run(["config", str(yaml), *arguments])
         assert ("\nstall_seconds: " in capsys.readouterr().out) == is_shown
     run(["check", str(yaml), "--defaults", "--log_every=7"])
-    shown = capsys.readouterr().out
-    assert "`stall_seconds` is 900 by default." in shown and "`log_every`" not in shown
+    output = capsys.readouterr().out
+    assert "`stall_seconds` is 900 by default." in output and "`log_every`" not in output
     (tmp_path / "theirs.yaml").write_text("seed: 1\n")  # a YAML of SpeechBrain's
     assert read_spec(tmp_path / "theirs.yaml").settings == {"seed": 1}

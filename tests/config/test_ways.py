@@ -88,15 +88,15 @@ def test_python_has_the_same_rule_and_no_order(tmp_path: Path) -> None:
         if isinstance(inner, Only):
             continue  # it has no dotted form
         dotted = {f"where.{name}": item for name, item in (inner or {}).items()}
-        given = ({"where": outer, **dotted}, {**dotted, "where": outer})
+        orders = ({"where": outer, **dotted}, {**dotted, "where": outer})
         is_refused = dotted and (outer is None or {*outer} & {*inner})
-        for overrides in given:
+        for overrides in orders:
             if is_refused:
                 with pytest.raises(ConfigError, match="^`where.* (overridden twice, by|sets to) "):
                     nest_overrides(overrides)
             else:
                 value = reduce(after, (first, outer, inner) if dotted else (first, outer))
-                assert read_spec(file, nest_overrides(overrides)).settings["where"] == value, given
+                assert read_spec(file, nest_overrides(overrides)).settings["where"] == value, orders
 
 
 @pytest.mark.parametrize("layers", [*product(VALUES, repeat=2)])

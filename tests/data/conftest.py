@@ -1,4 +1,4 @@
-"""What tests of prepared data share."""
+"""Fixtures that tests of prepared data share."""
 
 from pathlib import Path
 

@@ -92,9 +92,9 @@ def test_text_collate_refuses_an_id_outside_the_vocabulary(
 def test_batch_to_moves_all_but_lengths(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
     batch = collate(store, tokenizer, [0, 1])
     fields = vars(batch.to(torch.device("meta")))
-    moved = {name for name, value in fields.items() if value is not getattr(batch, name)}
-    assert moved == {"audio", "decoder_tokens", "tokens", "weights"}
-    assert all(fields[name].device.type == "meta" for name in moved)
+    moved_names = {name for name, value in fields.items() if value is not getattr(batch, name)}
+    assert moved_names == {"audio", "decoder_tokens", "tokens", "weights"}
+    assert all(fields[name].device.type == "meta" for name in moved_names)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -189,8 +189,8 @@ def test_archive_is_prepared_like_its_folder_and_goes_with_it(
     assert unpack_corpus(archive).is_relative_to(next((own_cache / "archives").glob("[!.]*")))
     archive.unlink()
     assert sbkit(["cache", "prune"]) == 0
-    (left,) = list_entries(own_cache)
-    assert left.sources == [str(folder)]
+    (entry,) = list_entries(own_cache)
+    assert entry.sources == [str(folder)]
 
 
 def test_corpus_stands_beside_other_files_in_its_archive(tmp_path: Path) -> None:

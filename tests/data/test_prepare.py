@@ -361,7 +361,7 @@ def test_units_are_plain_and_may_be_written_in_any_order_by_anyone(
     assert not looks  # at audio files
     assert sorted(finish(spec)) == sorted({Work.of(unit).name for unit in todo})
     with ThreadPoolExecutor(4) as pool:
-        assert sum(done["clips"] for done in pool.map(write_unit, todo[::-1] * 2)) == 2 * 24
+        assert sum(unit["clips"] for unit in pool.map(write_unit, todo[::-1] * 2)) == 2 * 24
     assert finish(spec) == []
     one, many = ({file.name for file in (tmp_path / name).iterdir()} for name in ("one", "many"))
     assert one == many
@@ -388,7 +388,7 @@ def test_shares_write_all_units_once_and_finish_lists_the_others(
         assert "Share 2 of 2 is written. `--finish` writes the index." in output
         missing = [*names[:1], *names[4::2]]
         assert [name for name in names if f"missing: {name}" in output] == missing
-        assert f"{len(missing)} unit" in output and "the same command writes them" in output
+        assert f"{len(missing)} unit" in output and "Rerun their shares, then `--finish`." in output
         assert prepare_out(spec, "--share=1/1") == 0
     assert f"Train with --data_folder={spec.out}" in "".join(capfd.readouterr())
     assert {**shards_of(spec), **before} == shards_of(spec)  # what was there is not written again
@@ -424,7 +424,7 @@ def shards_of(spec: Spec) -> dict[str, tuple[bytes, int]]:
         (
             "--out o",
             {f"SLURM_ARRAY_TASK_{n}": v for n, v in {"ID": "9", "MIN": "1", "COUNT": "4"}.items()},
-            "without gaps.* has number 8 of 4",
+            "without gaps.* this is task 8 of 4",
         ),
     ],
 )
@@ -645,7 +645,7 @@ def test_store_that_is_away_is_no_fault_of_its_files(
     assert "damaged" not in str(caught.value)
     is_temporary = not isinstance(fault, PermissionError)
     assert isinstance(caught.value, StoreError) == is_temporary
-    assert ("goes on once the store answers" in str(caught.value)) == is_temporary
+    assert ("Rerun the same command once the store answers" in str(caught.value)) == is_temporary
 
 
 def test_disks_that_cannot_be_written_to_are_named(

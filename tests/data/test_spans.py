@@ -144,8 +144,8 @@ def test_spans_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
 
 def test_every_form_selects_the_channel_of_a_speaker(folder: Path, tmp_path: Path) -> None:
     """A call has one speaker on each channel; a column `channel` was ignored, CER 46 %."""
-    left = read_audio(folder / "talk.flac")[: 16_000 * 4]
-    sides = np.stack([left, left[::-1]], 1)
+    left_part = read_audio(folder / "talk.flac")[: 16_000 * 4]
+    sides = np.stack([left_part, left_part[::-1]], 1)
     soundfile.write(tmp_path / "call.wav", sides, 16_000)
     rows = [("call.wav", channel, "hi") for channel in (1, 0)]
     table = [f"{name},{channel},{text}" for name, channel, text in rows]

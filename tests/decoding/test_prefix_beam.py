@@ -110,8 +110,8 @@ def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
         for hypothesis in beam:
             tokens = hypothesis.tokens
             assert hypothesis.score == pytest.approx(scores[tokens], abs=1e-9)
-            found = exact.score(log_probs, tokens)  # as if another decoder had proposed it
-            assert (found.tokens, found.score) == (
+            hypothesis = exact.score(log_probs, tokens)  # as if another decoder had proposed it
+            assert (hypothesis.tokens, hypothesis.score) == (
                 tokens,
                 pytest.approx(hypothesis.score, abs=1e-9),
             )

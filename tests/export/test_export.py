@@ -82,7 +82,7 @@ def test_changed_bundle_is_not_replaced(run: Path, bundle: Path, file: str, word
 def test_card_has_the_results_of_the_bundle_that_was_tested_only(tested: Path) -> None:
     bundle, file = tested.parent / "bundle", tested.parent / "soup.safetensors"
     for out in (tested / "bundle", tested):
-        with pytest.raises(SbkitError, match="is the model itself or a run's"):
+        with pytest.raises(SbkitError, match="is the model itself or the bundle of a run"):
             export_run(tested, out)
     export_run(tested, bundle)
     assert "| test | beam | WER | 25.75 % |" in (bundle / "README.md").read_text()

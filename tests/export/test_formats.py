@@ -110,7 +110,9 @@ def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) ->
 
 
 def test_declared_formats_must_be_formats_of_the_task() -> None:
-    with pytest.raises(SbkitError, match="sherpa-onnx is not a format of a codec, which has onnx"):
+    with pytest.raises(
+        SbkitError, match="A codec cannot be exported as sherpa-onnx. Its formats: onnx"
+    ):
         declared_formats({"export_formats": ["onnx", "sherpa-onnx"]}, CodecTask())
 
 
@@ -147,7 +149,7 @@ def test_comparison_counts_word_errors_of_test_clips(tmp_path: Path) -> None:
     comparison = Comparison(candidate, bundle)
     comparison.add(Case(np.zeros((1, 1)), np.ones(1), "a clip", [{"text": "the dogs"}]), right)
     assert comparison.trained_errors.words.errors == 0 and comparison.errors.words.errors == 1
-    assert comparison.other_words == 1
+    assert comparison.num_different == 1
 
 
 def test_graph_with_outputs_of_other_shapes_is_not_written() -> None:

@@ -164,13 +164,13 @@ def test_other_encoders_are_written(model_type: str, settings: Any, tmp_path: Pa
             write_onnx(bundle, tmp_path)
     with pytest.raises(SbkitError, match="sherpa-onnx computes the features of a model itself"):
         write_sherpa(bundle, tmp_path)
-    assert candidate.zeros == (0 if model_type in CLASSES else 3200)
-    assert candidate.trained is not None
+    assert candidate.tail_samples == (0 if model_type in CLASSES else 3200)
+    assert candidate.trained_log_probs is not None
     audio = np.random.default_rng(0).standard_normal((2, 16_400)).astype(np.float32) / 10
     lengths = np.array([16_400, 16_160])  # an even and an odd number of windows
     audio[1, 16_160:] = 0
     actual = candidate.log_probs(audio, lengths)
-    expected = candidate.trained(audio, lengths)
+    expected = candidate.trained_log_probs(audio, lengths)
     np.testing.assert_array_equal(actual.lengths, expected.lengths)
     for row, frames in enumerate(expected.lengths):
         difference = actual.log_probs[row, :frames] - expected.log_probs[row, :frames]
@@ -202,8 +202,8 @@ def test_whisper_is_loaded_without_sbkit(tmp_path: Path, monkeypatch: pytest.Mon
         "print(recognizer({'raw': audio, 'sampling_rate': 16_000})['text'])"
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    done = run_fresh(code, bundle / "huggingface", tmp_path / "clip.wav", cwd=tmp_path)
-    assert expected and done.stdout.strip() == expected, done.stderr
+    process = run_fresh(code, bundle / "huggingface", tmp_path / "clip.wav", cwd=tmp_path)
+    assert expected and process.stdout.strip() == expected, process.stderr
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 60), ("unigram", 36)])

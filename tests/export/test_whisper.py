@@ -142,9 +142,9 @@ def test_int8_runs_whole_and_other_weights_are_refused(folder: Path, tmp_path: P
         candidates = write_onnx(load_bundle(folder), bundle / "onnx")
     write_checksums(bundle / "onnx")
     decoder = next(item for item in candidates if item.name == "decoder, fp32")
-    assert decoder.transcribe and decoder.trained_texts
+    assert decoder.transcribe and decoder.transcribe_trained
     floats = [(clip / 32768).astype(np.float32) for clip in CLIPS]
-    assert decoder.transcribe(floats) == decoder.trained_texts(floats)
+    assert decoder.transcribe(floats) == decoder.transcribe_trained(floats)
     model = load_bundle(bundle, runtime="onnx", precision="int8").model
     (encoded,) = model.encode([np.zeros(16_000, np.int16)])
     assert len(model.generate(encoded.states)) > 0

@@ -1,4 +1,4 @@
-"""Language models are trained again for other data, and the weights fitted with them removed."""
+"""Other data means other language models; weights that were fitted with the old are removed."""
 
 import gzip
 import io
@@ -70,12 +70,12 @@ def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
         assert words is not None
         return {*words.words} - {*SPECIAL}
 
-    both = [str(talks), str(sentences)]
-    assert known_words(["fill the face"], both) == {"call", "the", "office", "tell", "chief"}
+    files = [str(talks), str(sentences)]
+    assert known_words(["fill the face"], files) == {"call", "the", "office", "tell", "chief"}
     assert "lm_text: 3 sentences left out, because dev or test has the same" in caplog.text
-    known_words(["fill the face"], both)
+    known_words(["fill the face"], files)
     assert "language model of words" not in caplog.text  # nothing has changed
-    assert known_words(["tell the chief"], both) == {"call", "the", "office", "fill", "face"}
+    assert known_words(["tell the chief"], files) == {"call", "the", "office", "fill", "face"}
     assert "lm_text: 2 sentences left out" in caplog.text
     assert known_words(["fill the face"], None) == {"fill", "the", "face"}
     assert "left out" not in caplog.text

@@ -110,8 +110,8 @@ def test_training_on_validated_leaves_out_dev_and_test(releases: Path) -> None:
     manifest = read(releases / SCRIPTED, "validated", splits={"train": "validated"})
     assert len(manifest) == sizes["validated"] - sizes["dev"] - sizes["test"]
     assert manifest.filtered == {"also in dev or test": sizes["dev"] + sizes["test"]}
-    everything = {"splits": {"train": "train", "test": "validated"}}
-    assert len(read(releases / SCRIPTED, "validated", **everything)) == sizes["validated"]
+    settings = {"splits": {"train": "train", "test": "validated"}}
+    assert len(read(releases / SCRIPTED, "validated", **settings)) == sizes["validated"]
     settings = {"data_folder": releases / SCRIPTED, "language": "en"}
     with pytest.raises(SbkitError, match="Choose among: dev, other, test, train, validated"):
         corpus_of({**settings, "splits": {"train": "clip_durations"}}).roles()

@@ -1,4 +1,4 @@
-"""What Lhotse reads is read as the corpus itself is."""
+"""A corpus that is read with Lhotse has the same rows as the corpus itself."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The examples of an own loss: two views of each batch, and the frames of a frozen teacher."""
+"""The examples of new losses: two views of each batch, and the frames of a frozen teacher."""
 
 import shutil
 from dataclasses import replace

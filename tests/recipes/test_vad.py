@@ -166,8 +166,8 @@ def test_training_draws_silence_and_validation_repeats_its_noise(
         trained = brain.compute_forward(batch, Stage.TRAIN)
     assert not torch.equal(trained.log_probs, validated[0])
     for speech, windows in zip(trained.noisy.speech, labels, strict=True):
-        moved = speech.nonzero().flatten() - windows
-        assert 0 <= moved[0] <= 100 and (moved == moved[0]).all()
+        offsets = speech.nonzero().flatten() - windows
+        assert 0 <= offsets[0] <= 100 and (offsets == offsets[0]).all()
 
 
 def test_training_draws_level_and_noise_and_validation_uses_10_db() -> None:

@@ -146,17 +146,17 @@ def test_start_makes_data_tokenizer_and_language_models_once(
     way: str, workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check used to make them for itself, and each later start again."""
-    made: list[str] = []
+    calls: list[str] = []
 
     def note(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
         def make_and_note(*arguments: Any, **options: Any) -> Any:
-            made.append(name)
+            calls.append(name)
             return make(*arguments, **options)
 
         return make_and_note
 
     def start(lr: float) -> Run:
-        made.clear()
+        calls.clear()
         more = {"output_folder": tmp_path, "check": True, "word_lm_order": 2, "lr": lr}
         more |= {"data_folder": workplace.release}
         run = Run(YAML, {**SMALL, **more}, recipe=recipe)
@@ -180,11 +180,11 @@ def test_start_makes_data_tokenizer_and_language_models_once(
             start(25.0)
         assert [file.name for file in tmp_path.iterdir()] == [".lock"]
     start(0.002)
-    assert made == ["splits", "tokenizer", "model"]
+    assert calls == ["splits", "tokenizer", "model"]
     if way == "train":
         assert "language model of words: 2-grams" in (tmp_path / "train.log").read_text()
     start(0.002)
-    assert made == ["splits"]
+    assert calls == ["splits"]
 
 
 @pytest.mark.slow

@@ -47,9 +47,9 @@ def test_every_way_to_log_probs_cuts_a_recording_alike(tmp_path: Path) -> None:
     for name, way in ways.items():
         difference = np.abs(way.log_probs - expected).max()
         assert difference < (2e-3 if name == "onnx" else 1e-4), name
-    for each in (bundle, threaded, onnx):
-        assert each.transcribe([clip]) == bundle.transcribe([clip])
-        assert each.align([clip], ["hello there"]) == bundle.align([clip], ["hello there"])
+    for opened in (bundle, threaded, onnx):
+        assert opened.transcribe([clip]) == bundle.transcribe([clip])
+        assert opened.align([clip], ["hello there"]) == bundle.align([clip], ["hello there"])
     (text,) = bundle.transcribe([clip])
     whole = transcriber.transcribe(clip, RATE).text  # which has a space between segments
     assert whole.replace(" ", "") == text.replace(" ", "")

@@ -1,4 +1,4 @@
-"""What was loaded from a folder travels to other processes, and says why it cannot be used."""
+"""Models travel to other processes, and say there why they cannot be loaded."""
 
 import copy
 import multiprocessing

@@ -27,7 +27,7 @@ from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.clients import Workers
 from sbkit.serve.api import ServedModel, ServedModels
-from sbkit.serve.app import TRANSCRIPTIONS, Service
+from sbkit.serve.app import TRANSCRIPTION_ROUTE, Service
 from sbkit.serve.middleware import Limits, Metrics
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.server import bind, make_server, run
@@ -72,7 +72,7 @@ class RunningServer:
     def post(self, audio: bytes | None = None, **more: Any) -> httpx2.Response:
         """Post a form with a file, or any other body."""
         form = {} if audio is None else {"files": {"file": ("talk.wav", audio)}}
-        return self.client.post(TRANSCRIPTIONS, **form, **more)
+        return self.client.post(TRANSCRIPTION_ROUTE, **form, **more)
 
     def say(self, text: str) -> bytes:
         return wav(speak(self.tokenizer, text))
@@ -198,12 +198,12 @@ def running_server(
         keys=keys,
         origins=origins,
     )
-    listening = bind("127.0.0.1", 0)
-    port = listening.getsockname()[1]
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
     http_server = make_server(service)
     wyoming = bind("127.0.0.1", 0) if speaks_wyoming else None
     wyoming_port = wyoming and wyoming.getsockname()[1]
-    thread = threading.Thread(target=run, args=(http_server, service, listening, wyoming))
+    thread = threading.Thread(target=run, args=(http_server, service, listener, wyoming))
     thread.start()
     try:
         wait_for(lambda: http_server.started and service.is_ready == is_ready)
@@ -217,4 +217,4 @@ def running_server(
         for served in models:
             if isinstance(served.engine, RecognitionService):  # the caller closes the speaker
                 served.engine.close()
-        listening.close()
+        listener.close()

@@ -21,7 +21,7 @@ import soxr
 
 from sbkit.commands.cli import run
 from sbkit.serve.api import OPENAI_MODELS
-from sbkit.serve.app import TRANSCRIPTIONS
+from sbkit.serve.app import TRANSCRIPTION_ROUTE
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 from tests.runtime.tones import RATE, UnsureModel, speak, tone_bundle
@@ -109,9 +109,9 @@ def test_channel_of_a_call_is_transcribed(server: RunningServer) -> None:
         answer = create(server, file.getvalue(), extra_body={"channel": channel})
         assert answer.text == text
     fields = {"response_format": "verbose_json", "extra_body": {"channel": "each"}}
-    both = create(server, file.getvalue(), timestamp_granularities=["word", "segment"], **fields)
-    assert both.text == "1: a fox\n2: a dog"
-    for parts in (both.words, both.segments):
+    answer = create(server, file.getvalue(), timestamp_granularities=["word", "segment"], **fields)
+    assert answer.text == "1: a fox\n2: a dog"
+    for parts in (answer.words, answer.segments):
         assert {part.channel for part in parts} == {1, 2}
     with pytest.raises(openai.BadRequestError, match="must be false with `channel` each"):
         create(server, file.getvalue(), stream=True, extra_body={"channel": "each"})
@@ -180,7 +180,7 @@ def test_health_and_metrics_report_models_and_requests(server: RunningServer) ->
     assert [model["name"] for model in content["models"]] == ["tones", "anna"]
     for model in content["models"]:
         assert (model["declared"]["device"], model["effective"]["device"]) == ("auto", "cpu")
-    good = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="200"}}'
+    good = f'sbkit_requests_total{{path="{TRANSCRIPTION_ROUTE}",status="200"}}'
     before = server.metric(good), server.metric("sbkit_audio_seconds_t")
     create(server, silence(2.0))
     assert server.metric(good) == before[0] + 1

@@ -24,7 +24,7 @@ from sbkit.base.machine import NvidiaDriver
 from sbkit.bundle.bundle import BundleContents
 from sbkit.commands.cli import run
 from sbkit.runtime.runtimes import warn_once
-from sbkit.serve.app import TRANSCRIPTIONS
+from sbkit.serve.app import TRANSCRIPTION_ROUTE
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.tasks.tts.task import TtsTask
 from tests import processes
@@ -92,7 +92,7 @@ def ask_until_gone(url: httpx2.URL, audio: bytes) -> int:
     num_answers = 0
     with suppress(httpx2.TransportError), httpx2.Client(base_url=url, timeout=120.0) as client:
         while True:
-            assert client.post(TRANSCRIPTIONS, files={"file": audio}).status_code == 200
+            assert client.post(TRANSCRIPTION_ROUTE, files={"file": audio}).status_code == 200
             num_answers += 1
     return num_answers
 
@@ -109,7 +109,7 @@ def test_serve_answers_what_it_logs_until_it_ends(plain_bundle: Path, kind: int,
         os.kill(process.pid, kind)
         assert process.wait(20) == code
         num_answers = sum(count.result() for count in counts)
-        num_logged = process.output()[1].count(f"POST {TRANSCRIPTIONS} 200 ")
+        num_logged = process.output()[1].count(f"POST {TRANSCRIPTION_ROUTE} 200 ")
     assert num_logged - 8 <= num_answers <= num_logged + 8
     assert "Traceback" not in process.output()[1]
 
@@ -141,10 +141,10 @@ def test_auto_without_the_gpu_of_the_machine_is_told_in_log_and_health(
         apps.append(server.config.app)
 
     monkeypatch.setattr(uvicorn.Server, "serve", serve)
-    told = "No GPU is used, because NVIDIA's driver shows no GPU."
-    for device, note in (("auto", told), ("cpu", None)):
+    message = "No GPU is used, because NVIDIA's driver shows no GPU."
+    for device, note in (("auto", message), ("cpu", None)):
         assert run(["serve", str(plain_bundle), "--port=0", "--device", device]) == 0
-        assert capsys.readouterr().err.count(told) == (note is not None)
+        assert capsys.readouterr().err.count(message) == (note is not None)
         client = httpx2.AsyncClient(transport=httpx2.ASGITransport(apps.pop()))
         response = asyncio.run(client.get("http://127.0.0.1/health/ready"))
         assert response.json()["note"] == note

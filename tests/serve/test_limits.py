@@ -39,7 +39,7 @@ def form(**fields: str) -> dict[str, Any]:
 BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "nothing": (400, "`file` must be an audio file", {}),
     "no file": (400, "`file` must be an audio file", {"files": {"x": b"1"}}),
-    "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": CLIP}}),
+    "a file that is a field": (400, "but is text", {"data": {"file": "x"}, "files": {"x": CLIP}}),
     "two files": (400, "Too many files", {"files": [("file", CLIP), ("file", CLIP)]}),
     "a long file without a name": (400, "Part exceeded", form(file="x" * 1_500_000)),
     "no bytes": (422, "is not recognized as audio", {"audio": b""}),

@@ -281,7 +281,7 @@ def test_session_is_updated_between_turns(server: RunningServer) -> None:
         fields = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}, "type": "transcription"}
         session.session.update(session=fields, event_id="mine")
         error = until(session, "error")[-1].error
-        assert error.event_id == "mine" and "commit or clear the audio first" in error.message
+        assert error.event_id == "mine" and "Commit or clear the audio first" in error.message
         session.input_audio_buffer.commit()
         assert until(session, "completed")[-1].transcript == "a fox"
         for num_samples in range(2400, 2406):  # also no whole number at the rate of the model

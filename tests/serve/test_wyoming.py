@@ -139,7 +139,10 @@ def test_bad_and_too_many_events_get_an_error(
     for events, words in (
         ([Transcribe(name="nobody")], "must be one of tones, second"),
         ([Transcribe(name="tones", language="fr")], "`language` must be en"),
-        ([Synthesize(text="a", voice=SynthesizeVoice(language="fr"))], "must be that of a voice"),
+        (
+            [Synthesize(text="a", voice=SynthesizeVoice(language="fr"))],
+            "must be the language of a voice",
+        ),
         ([Synthesize(text="")], "must have at least 1 character"),
         ([Synthesize(text=secret)], "Only letters can be spoken"),
         ([Raw("synthesize")], "synthesize lacks a field"),

@@ -92,16 +92,16 @@ def test_long_sentence_is_not_dropped(tmp_path: Path, kind: str, vocab_size: Any
     assert tokenizer.decode(tokenizer.encode("zux")) == "zux"
 
 
-@pytest.mark.parametrize("wanted", [*KINDS, ("bpe", 90)])
+@pytest.mark.parametrize("requested", [*KINDS, ("bpe", 90)])
 @pytest.mark.parametrize("earlier", KINDS)
 def test_earlier_tokenizer_is_kept_if_it_is_what_is_declared(
-    tmp_path: Path, earlier: tuple[str, int | None], wanted: tuple[str, int | None]
+    tmp_path: Path, earlier: tuple[str, int | None], requested: tuple[str, int | None]
 ) -> None:
     first = train(tmp_path / "earlier", *earlier)
     assert first.token_type == earlier[0]
     for folder, texts in (("fits", ["fox fox dog lazy quick"]), ("lacks a letter", ["fox fôx"])):
-        kind, size = wanted
-        is_kept = wanted == earlier and folder == "fits"
+        kind, size = requested
+        is_kept = requested == earlier and folder == "fits"
         try:
             tokenizer = ensure_tokenizer(
                 model_file=tmp_path / folder / "tokenizer.model",

@@ -1,4 +1,4 @@
-"""The learning rate follows from the position in the run alone."""
+"""The learning rate depends only on the position in the run."""
 
 import math
 from functools import partial

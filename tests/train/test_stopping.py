@@ -346,10 +346,10 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     options = ("--number_of_epochs=2", "--export_formats=[huggingface]")
     steps = ("fit_decoder", "write_bundle", "add_formats", "BundleScorer", "ScoreReport")
     originals = {name: getattr(export_and_test, name) for name in steps}
-    taken: list[str] = []
+    saved: list[str] = []
 
     def take(name: str, *arguments: Any, **options: Any) -> Any:
-        taken.append(name)
+        saved.append(name)
         if name == dies_in:
             raise DISK_FAILS
         return originals[name](*arguments, **options)
@@ -358,12 +358,12 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
         monkeypatch.setattr(export_and_test, name, partial(take, name))
     starts: dict[str, list[str]] = {}
     for dies_in in (*steps, ""):
-        taken.clear()
+        saved.clear()
         code = workplace.train_here(tmp_path, *options)
         # No step is between these failures.
         assert code == (0 if not dies_in else FAILED if dies_in == steps[0] else BAD_INPUT)
         assert (tmp_path / "summary.json").exists() is not bool(dies_in)
-        starts[dies_in] = [*taken]
+        starts[dies_in] = [*saved]
     fit, write, formats, score, report = steps
     assert starts == {
         fit: [fit],
@@ -378,9 +378,9 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     assert len(read_json(config)["checkpoints"]) == 2
     for option in ("--word_lm_order=1", "--average_checkpoints=1"):
         (tmp_path / "summary.json").unlink()
-        taken.clear()
+        saved.clear()
         assert workplace.train_here(tmp_path, *options, option, "--log_every=7") == 0
-        assert taken == [*steps]
+        assert saved == [*steps]
     assert len(read_json(config)["checkpoints"]) == 1
     values = [read_json(tmp_path / name)["values"] for name in (RUN_CONFIG_FILE, SUMMARY)]
     assert [(value["average_checkpoints"], value["log_every"]) for value in values] == [(1, 1)] * 2

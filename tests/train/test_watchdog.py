@@ -1,4 +1,4 @@
-"""A process that hangs is reported with its stacks; test_ranks.py has one of several."""
+"""A process that hangs is reported with its stacks; for several processes, see test_ranks.py."""
 
 from pathlib import Path
 

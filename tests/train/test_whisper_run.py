@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sbkit.commands.cli import run as sbkit
-from sbkit.export.parity import spelled
+from sbkit.export.parity import respell
 from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
@@ -61,7 +61,7 @@ def test_run_resumes_without_the_folder_and_its_bundle_transcribes(
         *network.encode(torch.from_numpy(clip[None]), torch.tensor([16_000]))
     )
     text = bundle.decoder_tokenizer.decode(written[0])
-    assert greedy.transcribe([clip]) == [spelled(bundle, text)] != [""]
+    assert greedy.transcribe([clip]) == [respell(bundle, text)] != [""]
 
     other = {
         "text": {"case": "keep", "punctuation": ["."]},

@@ -27,8 +27,8 @@ from sbkit.base.process import SAVED_FILE, run_main
 torchrun: Any = import_module("torch.distributed.run")
 launcher: Any = import_module("torch.distributed.launcher.api")
 
-SECONDS_OF_WORK = 3600
-STOPPED_BY_AGENT = -signal.SIGTERM  # exit code of ranks that it stops because another has failed
+SECONDS_OF_WORK = 3600  # without a failure, until all restarts are available again
+STOPPED_BY_AGENT = -signal.SIGTERM  # exit code of ranks that stop because another has failed
 
 
 class Agent(LocalElasticAgent):
@@ -37,7 +37,8 @@ class Agent(LocalElasticAgent):
     In an elastic run, ranks that were asked to stop restart as well: another machine has joined or
     left the run. If this machine is to leave, the agent itself gets the signal, and it ends.
 
-    All restarts are given back after an hour without a failure in which a checkpoint was saved.
+    After an hour without a failure in which a checkpoint was saved, all restarts are available
+    again.
     """
 
     def __init__(self, *, is_elastic: bool, **options: Any) -> None:
@@ -54,9 +55,9 @@ class Agent(LocalElasticAgent):
         elif codes and codes <= {ASKED_TO_STOP, BAD_INPUT, PARTLY_DONE}:
             self._remaining_restarts = 0
         elif codes:
-            saved = Path(os.environ[SAVED_FILE]).stat().st_mtime
-            last, self._last_failure = self._last_failure, time.time()
-            if saved > last and self._last_failure - last > SECONDS_OF_WORK:
+            save_time = Path(os.environ[SAVED_FILE]).stat().st_mtime
+            start, self._last_failure = self._last_failure, time.time()
+            if save_time > start and self._last_failure - start > SECONDS_OF_WORK:
                 self._remaining_restarts = worker_group.spec.max_restarts
         return result
 
@@ -66,15 +67,15 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, leave)
     options = torchrun.parse_args(sys.argv[1:])
-    fewest, _, most = options.nnodes.partition(":")
-    is_elastic = most not in ("", fewest)
+    min_nodes, _, max_nodes = options.nnodes.partition(":")
+    is_elastic = max_nodes not in ("", min_nodes)
     launcher.LocalElasticAgent = partial(Agent, is_elastic=is_elastic)  # torchrun has no option
     # Otherwise restarted ranks look for each other at the port of ranks that have died (pytorch
     # #135712, #167288).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
-        with NamedTemporaryFile(prefix="sbkit-") as saved:
-            os.environ[SAVED_FILE] = saved.name
+        with NamedTemporaryFile(prefix="sbkit-") as file:
+            os.environ[SAVED_FILE] = file.name
             torchrun.run(options)
     except SignalException:
         return ASKED_TO_STOP

@@ -12,7 +12,7 @@
 # If a machine's own name does not resolve on the others, set PET_LOCAL_ADDR to its address and, without
 # GPUs, GLOO_SOCKET_IFNAME to its network interface.
 #
-# SIGTERM, SIGUSR1 or Ctrl-C on one machine: all save and exit with 75. The same commands resume the run.
+# SIGTERM, SIGUSR1 or Ctrl-C on one machine ends all: they save and exit with 75. The same commands resume the run.
 # In an elastic run only that machine leaves.
 source "$(dirname -- "${BASH_SOURCE[0]}")/torchrun.sh"
 

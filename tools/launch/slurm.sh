@@ -5,12 +5,12 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 # Train on the nodes of a SLURM job. Two minutes before its time is up, the job saves a checkpoint,
-# ends, and queues itself again; so it does if a store stays away. From the root of the checkout:
+# ends, and queues itself again. It does the same if a store stays unavailable. From the root of the checkout:
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-gpu=8 --time=12:00:00 \
 #       tools/launch/slurm.sh hparams/ctc.yaml [--setting=value ...]
 #
-# `scancel --signal=USR1 --batch JOB` makes it do so at any time.
+# `scancel --signal=USR1 --batch JOB` does this at any time.
 set -euo pipefail
 
 cd -- "$SLURM_SUBMIT_DIR" # SLURM runs a copy of this file in another folder
@@ -33,7 +33,7 @@ if [ -n "$asked" ]; then
     code=0
     wait "$step" || code=$?
 fi
-# After exit code 1 the same command may succeed later; a job that fails at once is not queued for ever.
+# After exit code 1 the same command may succeed later; the limit ends a job that always fails.
 if [ "$code" != 0 ] && [ -n "$asked" ] || { [ "$code" = 1 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; }; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -100,9 +100,9 @@ def test_decoder_scores_texts_as_transformers_does(tmp_path: Path) -> None:
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-4)
     padded = np.array([[9, 40, 200, 11, model.end_token, model.end_token]])
     (score,) = model.score_texts(states[0], padded)
-    wanted = [*tokens[0].tolist(), model.end_token]
+    target = [*tokens[0].tolist(), model.end_token]
     assert score == pytest.approx(
-        sum(float(expected[0, i, t]) for i, t in enumerate(wanted)), abs=1e-3
+        sum(float(expected[0, i, t]) for i, t in enumerate(target)), abs=1e-3
     )
 
 
