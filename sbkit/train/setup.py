@@ -50,7 +50,12 @@ from sbkit.base.files import write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import Description, describe, has_checkpoint, require_resumable
+from sbkit.checkpoint.run_config import (
+    RunDescription,
+    describe_spec,
+    has_checkpoint,
+    require_resumable,
+)
 from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
 from sbkit.config.overrides import nest_overrides
 from sbkit.config.reached import list_reached
@@ -141,9 +146,9 @@ class PreparedRun:
 
 def describe_run(
     spec: RunSpec, data: RunData, helpers: Mapping[str, str] | None = None
-) -> Description:
+) -> RunDescription:
     """Describe a run whose data is prepared; `helpers` are those of its Brain."""
-    return describe(
+    return describe_spec(
         spec,
         data=data.splits.fingerprints,
         label_file=data.label_files.get(data.recipe.label_file or ""),
@@ -152,7 +157,7 @@ def describe_run(
     )
 
 
-def require_own_folder(spec: RunSpec, described: Description) -> str | None:
+def require_own_folder(spec: RunSpec, described: RunDescription) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
     has_ended = is_finished(spec.folder, spec.settings)
     return require_resumable(spec.folder, described, has_ended=has_ended)

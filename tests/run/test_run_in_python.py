@@ -194,7 +194,7 @@ def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, resu
     use = RESULTS[result]
     with pytest.raises(SbkitError, match="lr: 0.002 before, 0.004 now"):
         use(Run(YAML, {**finished, "lr": 0.004}))
-    with pytest.raises(SbkitError, match="begun with another configuration.*d_model"):
+    with pytest.raises(SbkitError, match="started with another configuration.*d_model"):
         use(Run(YAML, {**finished, "d_model": 48}))
     with pytest.raises(
         SbkitError,
