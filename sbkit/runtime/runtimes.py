@@ -13,7 +13,7 @@ from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import HUGGINGFACE
 from sbkit.base.machine import ONNX, PRECISIONS, has_torch, warn_of_unused_gpu, why_no_cuda
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
-from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_transformers_folder
 from sbkit.bundle.task import Prediction
 from sbkit.decoding.word_times import BEAM
 from sbkit.evaluate.run_results import BUNDLE_CONFIG
@@ -117,7 +117,7 @@ def load_bundle(
         user_modules=user_modules,
         language=language,
     )
-    if language is None or not is_of_transformers(folder):
+    if language is None or not is_transformers_folder(folder):
         contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
         if language is not None:
             raise ConfigError(f"{folder} has a language of its own. Leave out `language`.")

@@ -187,7 +187,7 @@ def sample_validation(
                         yield ValidationUtterance(
                             encoded.log_probs.copy(),
                             clip["text"],
-                            bundle.attention_decoder(encoded) if with_attention else None,
+                            bundle.attention_scorer(encoded) if with_attention else None,
                             clip["id"],
                         )
 

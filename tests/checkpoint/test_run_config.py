@@ -118,7 +118,9 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
         note("other")
     (run / SUMMARY).write_text("{}")
     require_refused({*training, *end})
-    with pytest.raises(SbkitError, match=f"export {run} with --out NEW\. .*another `output_folder`"):
+    with pytest.raises(
+        SbkitError, match=rf"export {run} with --out NEW\. .*another `output_folder`"
+    ):
         note(beam_size=6)
     assert {note(**{key: 6}) for key in MACHINE_KEYS} == {None}
     assert note(number_of_epochs=TRAINED_EPOCHS) is not None
