@@ -18,7 +18,7 @@ from sbkit.base.files import atomic_folder
 from sbkit.base.user_folders import cache_folder
 from sbkit.data.corpus import RELEASE_SPLITS
 from sbkit.data.filesystem import disk_errors
-from sbkit.data.units import digest_of
+from sbkit.data.work_units import short_digest
 from sbkit.text.normalization import normalize
 
 MAKE_IT_ELSEWHERE = (
@@ -55,7 +55,7 @@ def ensure_release(
     code that writes it. ``write_release`` takes the root of the unpacked packages, and an empty
     folder to write into.
     """
-    code = digest_of(versions_of_code("releases"))[:8]
+    code = short_digest(versions_of_code("releases"))[:8]
     folder = cache_folder() / name
     if finished := sorted(folder.glob(f"*-{code}/{language}/validated.tsv")):
         return finished[-1].parent

@@ -35,16 +35,16 @@ class Encoded:
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """The chunk of a streaming model, in samples.
+    """The chunk of a streaming model, in samples; the metadata of ONNX files has the same names.
 
-    step: the shift from one chunk to the next; the metadata of ONNX files has this name.
+    step: the shift from one chunk to the next.
     window: the audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
-    min_window: the shortest window that yields a frame, at the end of a session.
+    shortest: the shortest window that yields a frame, at the end of a session.
     """
 
     step: int
     window: int
-    min_window: int
+    shortest: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ def _spec_of(options: Namespace) -> "Spec":
 def _write_share(spec: "Spec", share: tuple[int, int]) -> int:
     """Write a share of a corpus; one process finishes it as well."""
     from sbkit.data.prepared import plan
-    from sbkit.data.units import write_units
+    from sbkit.data.work_units import write_units
 
     number, total = share
     write_units(plan(spec)[number - 1 :: total], "writing shards")

@@ -451,7 +451,7 @@ def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
     ends = [tail if session.is_finished and session.has_work else 0 for session in sessions]
     pending = [np.pad(session.pending, (0, n)) for session, n in zip(sessions, ends, strict=True)]
     states = [session.model_state for session in sessions]
-    needed = [sizes.min_window if session.is_finished else sizes.window for session in sessions]
+    needed = [sizes.shortest if session.is_finished else sizes.window for session in sessions]
     outputs: list[list[LogProbs]] = [[] for _ in sessions]
     while ready := [n for n, samples in enumerate(pending) if len(samples) >= needed[n]]:
         results = recognizer.model.advance(
