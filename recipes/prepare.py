@@ -27,7 +27,7 @@ from sbkit.data.splits import (
     cached_column,
     normalize_texts,
     read_column,
-    within_limits,
+    select_by_length,
 )
 from sbkit.distributed.device import Placement
 from sbkit.train.recipe import Recipe
@@ -84,7 +84,7 @@ def _assemble(settings: SettingValues, data: PreparedData) -> Splits:
     if mix:
         counts = [len(split.dataset) for split in train_splits]
         train = train.add_column(MIX_SOURCE, np.repeat(np.arange(len(counts)), counts))
-    inside, out_of_range = within_limits(
+    inside, out_of_range = select_by_length(
         train,
         min_seconds=settings["min_seconds"],
         max_seconds=settings["max_seconds"],

@@ -120,7 +120,7 @@ def test_user_task_is_ranked_by_its_metric_and_tested(trained: Path) -> None:
     best, *_ = Checkpointer(trained / "checkpoints").find_checkpoints(max_key="accuracy")
     assert best.meta["accuracy"] == max(accuracies)
     averaged = AveragedCheckpoints.read(trained / "checkpoints")
-    assert averaged is not None and len(averaged.of) == 2
+    assert averaged is not None and len(averaged.candidates) == 2
     test = read_json(trained / "summary.json")["test"]["test"]
     assert test["utterances"] == 4 and 4 * test["accuracy"] in range(5)
     assert (trained / "languages.txt").read_text() == "en\nfr\n"

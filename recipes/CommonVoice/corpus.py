@@ -12,7 +12,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import note_once
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.common_voice import (
-    SPS_TABLE,
+    SPONTANEOUS_TABLE,
     UNASSIGNED,
     choose_rows,
     read_releases,
@@ -51,7 +51,7 @@ class CommonVoice(Corpus):
     def recognizes(cls, settings: SettingValues) -> bool:
         """Check for clips/ or a table of Spontaneous Speech, also in the folder of a language."""
         folder = named_folder(settings)
-        names = ("clips", SPS_TABLE.format("*"))
+        names = ("clips", SPONTANEOUS_TABLE.format("*"))
         patterns = [*names, *(f"*/{name}" for name in names)]
         return folder is not None and any(any(folder.glob(pattern)) for pattern in patterns)
 
@@ -129,11 +129,16 @@ class CommonVoice(Corpus):
     def _find_tables(self) -> dict[str, Path]:
         """Return the table of each language; {} for a release of Scripted Speech."""
         folder = unpack_corpus(self.settings.get("data_folder"))
-        tables = [*folder.glob(SPS_TABLE.format("*")), *folder.glob(f"*/{SPS_TABLE.format('*')}")]
+        tables = [
+            *folder.glob(SPONTANEOUS_TABLE.format("*")),
+            *folder.glob(f"*/{SPONTANEOUS_TABLE.format('*')}"),
+        ]
         # The newest release counts: sps-corpus-10.0-2027-06-01-en, not 9.0.
         tables.sort(key=lambda file: [*map(int, re.findall(r"\d+", file.parent.name))])
         by_name = {table.name: table for table in tables}
-        names = {tag: SPS_TABLE.format(tag) for tag in language_tags(self.settings["language"])}
+        names = {
+            tag: SPONTANEOUS_TABLE.format(tag) for tag in language_tags(self.settings["language"])
+        }
         missing = [name for name in names.values() if name not in by_name]
         if tables and missing:
             raise DataError(

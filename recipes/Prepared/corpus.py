@@ -14,13 +14,13 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.cache import CORPUS_FILE, is_archive
 from sbkit.data.corpus import Corpus, SettingValues
 from sbkit.data.filesystem import Storage
-from sbkit.data.manifest import BLOCK_ROWS, STORED, Excluded, Manifest
-from sbkit.data.prepared import CORPUS_FORMAT, Record
+from sbkit.data.manifest import BLOCK_ROWS, STORED_COLUMN, Excluded, Manifest
+from sbkit.data.prepared import CORPUS_FORMAT, CorpusRecord
 from sbkit.data.rows import STORED_SCHEMA, map_rows
 from sbkit.data.shard import AUDIO
-from sbkit.data.units import LAST_SHARD
+from sbkit.data.work_units import LAST_SHARD_SUFFIX
 
-UNIT_ENDING = f"{LAST_SHARD}.parquet"  # of the last shard of each unit
+UNIT_ENDING = f"{LAST_SHARD_SUFFIX}.parquet"  # of the last shard of each unit
 
 
 class PreparedCorpus(Corpus):
@@ -58,7 +58,7 @@ class PreparedCorpus(Corpus):
                     f"{name} has the format {version}, but this version of sbkit reads "
                     f"{CORPUS_FORMAT}. Use the version that wrote it, or prepare the corpus again."
                 )
-            self._record = Record.parse(self._content)
+            self._record = CorpusRecord.parse(self._content)
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(f"{name} is damaged ({str(error)[:100]}). {self._cure()}") from error
 
@@ -119,4 +119,4 @@ class PreparedCorpus(Corpus):
         others = [name for name in rows.column_names if name not in STORED_SCHEMA.names]
         ids = rows["id"].cast(pa.binary())  # unique like a path
         rows = rows.select(others).append_column(AUDIO, ids)
-        return Manifest(rows.append_column(STORED, stored.to_struct_array()), excluded)
+        return Manifest(rows.append_column(STORED_COLUMN, stored.to_struct_array()), excluded)

@@ -25,7 +25,7 @@ from sbkit.data.corpus import RELEASE_SPLITS, Corpus
 from sbkit.data.filesystem import disk_errors
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
-from sbkit.data.units import digest_of
+from sbkit.data.work_units import short_digest
 from sbkit.text.normalization import normalize
 
 MAKE_IT_ELSEWHERE = (
@@ -79,7 +79,7 @@ def ensure_release(
     The folder ``name`` of the cache has a release for each version of the first package, and of the
     code that writes it. ``read_clips`` takes the root of the unpacked packages.
     """
-    code = digest_of(versions_of_code("releases"))[:8]
+    code = short_digest(versions_of_code("releases"))[:8]
     folder = cache_folder() / name
     if finished := sorted(folder.glob(f"*-{code}/{language}/validated.tsv")):
         return finished[-1].parent

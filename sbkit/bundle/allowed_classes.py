@@ -5,8 +5,8 @@ the module that defines it, and a name is looked up on this list before anything
 
 The list has no prefixes. The code of each entry was read: building and calling it only computes
 on tensors. No entry opens a file, a connection or a pickle. An entry that takes names looks them up
-in a fixed table only: `PretrainedEncoder` the `model_type`, which may be that of an encoder that
-transformers runs, in `sbkit/models/pretrained/transformers_encoder.py`.
+in a fixed table only: `PretrainedEncoder` looks up its `model_type`, which may name an encoder of
+transformers, in `sbkit/models/pretrained/transformers_encoder.py`.
 """
 
 from importlib import import_module
@@ -110,7 +110,7 @@ ALLOWED_TAGS = {  # the tags that may stand before each name
     for module, names in table.items()
     for name in names.split()
 }
-ALLOWED_MODULES = {  # that define these names, with their packages
+ALLOWED_MODULES = {  # the modules that define these names, and their packages
     module
     for name in ALLOWED_TAGS
     for module in accumulate(name.split(".")[:-1], lambda package, part: f"{package}.{part}")
@@ -135,8 +135,8 @@ def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozense
     """Return the class or activation that a bundle names by the tag `!new` or `!name`.
 
     Nothing else turns a name in a bundle into an object. ``user_modules`` are the modules that
-    `--import` names: the torch.nn.Module classes that they define are allowed, too, unless they are
-    a library's, whose arguments may name files, addresses and code.
+    `--import` names: the torch.nn.Module classes that they define are allowed, too, unless they
+    belong to a library, because their arguments may name files, addresses and code.
     Raises BundleError for any other name, before anything is imported.
     """
     module, _, attribute = name.rpartition(".")
@@ -147,8 +147,8 @@ def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozense
         value = variables.get(attribute)
         if is_library(variables.get("__file__") or ""):
             raise BundleError(
-                f"{name} is a class of an installed package, which may run code of whoever wrote "
-                "its arguments. Derive a class of yours from it, in a file beside the YAML."
+                f"{name} is a class of an installed package, and its arguments could make it run "
+                "any code. Derive your own class from it, in a file beside the YAML."
             )
         if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module:
             return value

@@ -67,7 +67,7 @@ class BundleContents:
 
     labels: the object that the task makes from its label file, such as a Tokenizer.
     decoder: None for greedy decoding.
-    decoder_tokenizer: of an attention decoder with tokens of its own, such as Whisper's.
+    decoder_tokenizer: for an attention decoder with its own tokens, such as Whisper's.
     word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
     weights: the bytes of the weights, if they were requested.
     digests: SHA-256 of the weights and of the language models, if there are any.
@@ -96,11 +96,13 @@ def _open_again(call: "Callable[[], Bundle]", changes: Mapping[str, Any]) -> "Bu
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle(BundleContents):
-    """A bundle whose model is ready to run, without its weights' bytes; this imports no torch.
+    """A bundle whose model is ready to run, without the bytes of its weights.
+
+    This module imports no torch.
 
     model: runs on clips.
     refused_hotwords: phrases that the model's tokens cannot spell.
-    opening: how it was opened; None for one that no folder holds.
+    opening: how the bundle was opened; None if it is stored in no folder.
     """
 
     model: ClipModel
@@ -110,13 +112,13 @@ class Bundle(BundleContents):
     @classmethod
     def from_contents(cls, contents: BundleContents, model: ClipModel) -> Self:
         """Combine the contents of a bundle with the model that runs it."""
-        # Without `opening`: it would keep the model of the bundle that is taken over.
+        # Without `opening`, which would keep the model of the earlier bundle in memory.
         names = {item.name for item in fields(cls)} & vars(contents).keys() - {"opening"}
         values = {name: getattr(contents, name) for name in names}
         return cls(**{**values, "model": model, "weights": b""})
 
     def opened_by(self, call: "Callable[[], Bundle]") -> Self:
-        """Return the bundle, which pickles as the call that opens it again."""
+        """Return a copy that pickles as the call that opened it."""
         return replace(self, opening=Opening(call, self))
 
     def __reduce__(self) -> tuple[Callable[..., "Bundle"], tuple[object, ...]]:
@@ -150,7 +152,7 @@ class Bundle(BundleContents):
         task.require_prediction("text", command="transcribe")
         batch = ClipBatch(clips=[*map(to_samples, clips)], times=times, with_greedy=with_greedy)
         longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
-        # A decoder with own tokens reads no more frames at once than its encoder has positions for.
+        # A decoder with its own tokens cannot read more frames than its encoder has positions for.
         joins_frames = task.decodes_frames and self.decoder_tokenizer is None
         if joins_frames or all(len(clip) <= longest for clip in batch.clips):
             return [*task.predict(self, batch)]
@@ -172,10 +174,10 @@ class Bundle(BundleContents):
         ]
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,) in one batch; on a longer one than a segment, in segments.
+        """Run the encoder on clips (S,) in one batch; encode clips over 30 s in segments.
 
-        Every way from a clip to log-probabilities leads through here: Whisper's encoder has
-        positions for 30 s only, and a test refuses other calls.
+        All log-probabilities of clips come from this method, because Whisper's encoder has
+        positions for 30 s only. A test refuses other calls of the model.
         """
         rate = self.config.sample_rate
         longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
@@ -203,30 +205,33 @@ class Bundle(BundleContents):
         ]
 
     def decoder_input(self, encoded: Encoded, *, samples: int, start: float = 0.0) -> DecoderInput:
-        rescores = self.decoder is not None and self.decoder.attention_rescoring
-        writes = self.decoder is None and self.decoder_tokenizer is not None
+        is_rescored = self.decoder is not None and self.decoder.attention_rescoring
+        is_generated = self.decoder is None and self.decoder_tokenizer is not None
+        needs_attention = is_rescored or is_generated
         return DecoderInput(
             log_probs=encoded.log_probs,
             samples=samples,
             start=start,
-            attention=self.attention_decoder(encoded) if rescores or writes else None,
+            attention=self.attention_scorer(encoded) if needs_attention else None,
         )
 
-    def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
-        """Return the scorer of a clip's texts by the model's decoder, which may also find texts."""
+    def attention_scorer(self, encoded: Encoded) -> AttentionScorer:
+        """Return a scorer of a clip's texts; with a decoder tokenizer, it also proposes texts."""
         score = partial(self.model.score_texts, encoded.states)
-        tokenizer, own = self.tokenizer, self.decoder_tokenizer
-        if own is None:
+        tokenizer, decoder_tokenizer = self.tokenizer, self.decoder_tokenizer
+        if decoder_tokenizer is None:
             return AttentionScorer(score_texts=score, end=tokenizer.vocabulary.eos)
 
         def spell(tokens: Sequence[int]) -> list[int]:
-            return own.encode(tokenizer.decode(tokens))
+            return decoder_tokenizer.encode(tokenizer.decode(tokens))
 
         def propose() -> list[tuple[int, ...]]:
-            text = self.normalizer()(own.decode(self.model.generate(encoded.states)))
+            generated = self.model.generate(encoded.states)
+            text = self.normalizer()(decoder_tokenizer.decode(generated))
             return [tuple(tokenizer.encode(text))]
 
-        return AttentionScorer(score_texts=score, end=own.end, spell=spell, propose=propose)
+        end = decoder_tokenizer.end
+        return AttentionScorer(score_texts=score, end=end, spell=spell, propose=propose)
 
     @cached_property
     def decoder_pool(self) -> DecoderPool:
@@ -254,7 +259,7 @@ class Bundle(BundleContents):
     # Decoder and hotwords
 
     def with_decoder(self, name: str | None) -> Self:
-        """Return the bundle with the decoder of this name; None keeps the bundle's."""
+        """Return the bundle with the decoder of this name; None keeps the present decoder."""
         if name == GREEDY:
             return replace(self, decoder=None)
         if name not in (None, BEAM):
@@ -269,7 +274,7 @@ class Bundle(BundleContents):
         return self
 
     def with_hotwords_option(self, hotwords: str | Path | Sequence[str] | None) -> Self:
-        """Return the bundle with hotwords: separated by commas, in a list, or in a file.
+        """Return the bundle with hotwords from a list, a file, or a text with commas.
 
         Phrases that the model's tokens cannot spell are logged and listed in ``refused_hotwords``.
         """
@@ -300,18 +305,18 @@ class Bundle(BundleContents):
         return replace(self, decoder=decoder, refused_hotwords=(*self.refused_hotwords, *refused))
 
     def split_phrases(self, phrases: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Normalize phrases; return those that the tokens can spell, and the others."""
+        """Normalize phrases; return the phrases that tokens can spell, and the other ones."""
         return normalize_hotwords(phrases, normalize=self.normalizer(), tokenizer=self.tokenizer)
 
     # Text
 
     def normalizer(self) -> Callable[[str], str]:
-        """Return the text normalization that the training transcripts went through."""
+        """Return the function that normalized the training transcripts."""
         return transcript_normalizer(self.config.text_table, self.tags)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The names of the tags that texts keep; none of a model without a tokenizer of sbkit."""
+        """The names of the tags that texts keep; empty without a tokenizer of sbkit."""
         return self.labels.tags if isinstance(self.labels, Tokenizer) else ()
 
     @property
@@ -332,17 +337,16 @@ def encode_in_segments(
     silent_ids: Collection[int],
     encode: Callable[[Segment], Encoded],
 ) -> Encoded:
-    """Run a model on the segments of a clip (S,), and join its outputs to those of one clip."""
+    """Run a model on the overlapping segments of a clip (S,), and join its outputs."""
     outputs: list[Encoded] = []
-    skipped = 0  # frames of the segment that belong to the previous one
+    start = 0  # the frames before it belong to the previous segment
     for segment in segmenter.split([clip]):
         encoded = encode(segment)
-        frame_samples = segmenter.frame_samples
-        end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent_ids)
+        end, next_start = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent_ids)
         if segment.next_start < len(clip):  # only the last segment includes the zeros after it
             end = min(end, segment.num_frames(segmenter.frame_samples))
-        outputs.append(encoded.frames(skipped, end))
-        skipped = skipped_by_next
+        outputs.append(encoded.frames(start, end))
+        start = next_start
     log_probs = np.concatenate([output.log_probs for output in outputs])
     states = [output.states for output in outputs]
     if states[0] is None:
@@ -359,8 +363,8 @@ def read_bundle(
 ) -> BundleContents:
     """Read the files of a bundle, and compare their bytes with the checksums.
 
-    user_modules: the modules that `--import` names; one of them may define the task. A module that
-        cannot be imported from elsewhere runs from the bundle.
+    user_modules: the modules that `--import` names; one of them may define the task. If a module
+        cannot be imported otherwise, the copy in the bundle is run.
     """
     files = BundleFiles(folder)
     folder = files.folder
@@ -374,12 +378,17 @@ def read_bundle(
     checksums = read_checksums(folder)
     names = {"weights": WEIGHTS_FILE, "language_models": LANGUAGE_MODELS_FILE}
     digests = {name: checksums.get(file) for name, file in names.items()}
-    own_tokens = None
+    decoder_tokenizer = None
     if DECODER_TOKENIZER_FILE in checksums:
         content = files.read(DECODER_TOKENIZER_FILE)
-        own_tokens = DecoderTokenizer(file=folder / DECODER_TOKENIZER_FILE, content=content)
+        decoder_tokenizer = DecoderTokenizer(file=folder / DECODER_TOKENIZER_FILE, content=content)
     contents = BundleContents(
-        config, task, labels, decoder_tokenizer=own_tokens, weights=weights, digests=digests
+        config,
+        task,
+        labels,
+        decoder_tokenizer=decoder_tokenizer,
+        weights=weights,
+        digests=digests,
     )
     options = config.decoder
     if options is None:

@@ -1,4 +1,4 @@
-"""The files of a bundle, and its configuration, config.json, as typed fields."""
+"""Read the files of a bundle, and parse its configuration, config.json, into typed fields."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -35,8 +35,8 @@ class BundleConfig:
         hotwords; None for the table that this sbkit has for the language.
     decoder: its beam size, weights and use of the attention decoder, and its error rates on the
         validation set; None for greedy decoding.
-    confidence: for each decoder, the weights of the features of words, if they are fitted.
-    word_offsets: from the frames of tokens to the times of words.
+    confidence: the fitted weights of word features, by the name of the decoder; may be empty.
+    word_offsets: the offsets from the frames of tokens to the times of words.
     """
 
     task: str
@@ -59,8 +59,8 @@ class BundleConfig:
         return self.normalizer or language_table(self.language or "und")
 
 
-def is_of_transformers(folder: Path) -> bool:
-    """Return whether a folder's config.json is one of transformers, not of a bundle."""
+def is_transformers_folder(folder: Path) -> bool:
+    """Return whether transformers wrote the config.json of a folder; False for a bundle."""
     file = folder / CONFIG_FILE
     if (folder / CHECKSUMS).exists():  # only a bundle has them
         return False
@@ -71,7 +71,10 @@ def is_of_transformers(folder: Path) -> bool:
 
 
 def missing_model(folder: Path, kind: str, file: str) -> BundleError:
-    """Say that a folder lacks the file of a bundle or a run, and name those below it."""
+    """Return the error for a folder without this file; it lists subfolders that have the file.
+
+    kind: "a bundle" or "a run folder".
+    """
     reason = f"it has no {file}" if folder.exists() else "there is no such folder"
     name = f"bundle/{file}" if file == CONFIG_FILE else file
     files = chain.from_iterable(folder.glob("*/" * depth + name) for depth in range(4))
@@ -81,7 +84,7 @@ def missing_model(folder: Path, kind: str, file: str) -> BundleError:
 
 
 def require_run(folder: Path) -> None:
-    """Raise BundleError for a folder that is none of a run."""
+    """Raise BundleError unless a folder is the folder of a run."""
     for name in (RUN_YAML, RUN_CONFIG_FILE):
         if not (folder / name).is_file():
             raise missing_model(folder, "a run folder", name)
@@ -97,7 +100,7 @@ class BundleFiles:
         folder = Path(folder)
         if not (folder / CONFIG_FILE).exists():
             raise missing_model(folder, "a bundle", CONFIG_FILE)
-        if is_of_transformers(folder):
+        if is_transformers_folder(folder):
             raise BundleError(
                 f"{folder} is a model of transformers, not of sbkit. Only `sbkit score` and `sbkit "
                 "transcribe` run it, with --language TAG, and `load_bundle` with `language`."
@@ -113,7 +116,7 @@ class BundleFiles:
         return content
 
     def read_modules(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Read the code of those modules that the bundle holds."""
+        """Read the code of the named modules that the bundle holds."""
         stored = [name for name in names if (self.folder / f"{name}.py").exists()]
         return {name: self.read(f"{name}.py") for name in stored}
 

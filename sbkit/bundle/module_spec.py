@@ -57,7 +57,7 @@ class SpecWriter:
     objects: Mapping[int, object]
 
     def write(self, node: object) -> Plain:
-        """Raise ConfigError for a value outside the grammar, or known only by running code."""
+        """Raise ConfigError for values outside the grammar, and for values computed by code."""
         tag = tag_of(node)
         value = getattr(node, "value", node)
         if tag == GETATTR_TAG:
@@ -95,7 +95,7 @@ class SpecWriter:
                 value = getattr(self.objects[id(target)], name, None)
                 if _is_scalar(value):
                     return value
-        raise self._refusal("it refers to an attribute that is no text or number of the labels")
+        raise self._refusal("it refers to an attribute that is neither a text nor a number")
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"`{self.key}` cannot be exported, because {reason}.", keys=(self.key,))

@@ -21,7 +21,8 @@ DeviceArray = Any  # an array on the device of a model, for that model only
 class Encoded:
     """The encoder's output for a clip: CTC log_probs (U, V), and states (U, D).
 
-    The states are the attention decoder's input. In ONNX, only one with its own tokens has them.
+    The states are the input of the attention decoder. ONNX models return them only if that decoder
+    has its own tokens.
     """
 
     log_probs: LogProbs
@@ -34,11 +35,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """The chunk of a streaming model, in samples.
+    """The chunk of a streaming model, in samples; the metadata of ONNX files has the same names.
 
-    step: the shift from one chunk to the next; the metadata of ONNX files has this name.
+    step: the shift from one chunk to the next.
     window: the audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
-    shortest: the least audio that yields a frame at the end of a session.
+    shortest: the shortest window that yields a frame, at the end of a session.
     """
 
     step: int
@@ -52,7 +53,7 @@ class EffectiveRuntime:
 
     runtime: torch or onnx.
     device: of all weights, such as cuda:0.
-    precision: of the matrix products, such as bf16, or "bf16 and fp32" if some parts, such as
+    precision: of the matrix products, such as bf16; "bf16 and fp32" if some parts, such as the
         features, stay in fp32.
     compiled: the mode of torch.compile, or None.
     nodes: the number of nodes of an ONNX graph that each execution provider runs.
@@ -79,7 +80,7 @@ class ClipModel(Protocol):
 
     @property
     def samples_per_frame(self) -> int:
-        """The samples from one frame of CTC to the next."""
+        """The number of samples from one CTC frame to the next."""
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips (S,) in one batch."""

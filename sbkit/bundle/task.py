@@ -19,8 +19,8 @@ from sbkit.logs.metric import LOSS_METRIC, Metrics
 Labels = Any  # the object that a task makes from its label file
 Result = Any  # the prediction for an utterance, beside the right answer
 Figures = dict[str, Any]  # the figures of a test set
-Array = Any  # a NumPy array; the command line does not import NumPy
-Arrays = Sequence[Array]
+AnyArray = Any  # a NumPy array; the command line does not import NumPy
+Arrays = Sequence[AnyArray]
 Prediction = Literal["text", "speech", "codes", "audio", "other"]
 
 BUILT_IN_PACKAGE = "sbkit.tasks."  # bundles may name its tasks without --import
@@ -47,7 +47,7 @@ class Graph:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    arguments: Callable[[Callable[..., Arrays], Array, Array], Arrays]
+    arguments: Callable[[Callable[..., Arrays], AnyArray, AnyArray], Arrays]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,14 +55,15 @@ class ClipBatch:
     """Clips that a task predicts in one call, and the options of the predictions.
 
     clips: (S,) each in the scale of int16, at the sample rate of the bundle.
-    rows: those of the clips in a test, for a task that is measured on recordings.
+    rows: the table rows of the clips in a test, for tasks that are scored against recordings.
     times: whether words are timed, from the start of their clip.
-    phrases, nbest: hotwords, and how many of the most probable texts are wanted.
-    with_greedy: whether the greedy text is wanted beside that of a beam.
+    phrases: hotwords.
+    nbest: how many of the most probable texts to return.
+    with_greedy: whether to return the greedy text, too, if a beam search is used.
     encode: returns decoder inputs, joined where clips overlap; only if the task `decodes_frames`.
     """
 
-    clips: Sequence[Array]
+    clips: Sequence[AnyArray]
     rows: Sequence[Mapping[str, Any]] = ()
     times: bool = False
     phrases: tuple[str, ...] = ()
@@ -86,15 +87,15 @@ class Task:
     # each frame (`transcribe --vad`), codes (`encode`, `decode`) or audio (`speak`, `serve`).
     predicts: ClassVar[Prediction] = "other"
     uses: ClassVar[tuple[str, ...]] = ()  # example calls of commands, for messages and cards
-    metrics: ClassVar[Metrics] = LOSS_METRIC  # those of `measure`; the first ranks checkpoints
+    metrics: ClassVar[Metrics] = LOSS_METRIC  # what `measure` returns; the first ranks checkpoints
     label_file: ClassVar[str | None] = None  # its name in a run folder and in a bundle
     label_key: ClassVar[str] = "labels"  # in the YAML, of the object made from the label file
     heads: ClassVar[tuple[str, ...]] = ()  # keys of the parts with an output for each label
     training_parts: ClassVar[tuple[str, ...]] = ()  # keys of parts that a bundle omits
-    # Methods of the model that are exported. A recognizer has none: it is exported as a whole. A
-    # model with graphs has `settings`, plain data for their callers.
+    # The exported methods of the model; empty for a recognizer, which is exported as a whole. A
+    # model with graphs has `settings`, plain data for the code that calls the graphs.
     graphs: ClassVar[Mapping[str, Graph]] = {}
-    format_uses: ClassVar[Mapping[str, str]] = {}  # how each format is loaded, for the card
+    format_uses: ClassVar[Mapping[str, str]] = {}  # code that loads each format, for the card
     hub_task: ClassVar[str | None] = None  # the name of the task on model hubs
 
     @property
@@ -135,13 +136,13 @@ class Task:
     # -- predictions ----------------------------------------------------------------------------
 
     def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Any]:
-        """Return the prediction of each clip by an open `Bundle`; of text, a `RecognizedClip`."""
+        """Return the prediction of an open `Bundle` for each clip; a `RecognizedClip` for text."""
         return self.read_outputs(bundle.model.predict(batch.clips), bundle.labels)
 
     def read_outputs(self, outputs: Any, labels: Labels) -> Sequence[Any]:
         """Return the prediction of each clip from the result of the network's `predict`.
 
-        A validation reads what the Brain's `compute_forward` returned.
+        In a validation, the outputs are what the Brain's `compute_forward` returned.
         """
         predictions: Sequence[Any] = outputs
         return predictions
@@ -149,7 +150,7 @@ class Task:
     def result(
         self, prediction: Any, row: Mapping[str, Any], *, config: Any, normalizer: Any = None
     ) -> Result:
-        """Compare a prediction with the row of its clip, in a validation as in a test.
+        """Compare a prediction with the row of its clip, in validations and tests.
 
         config: the `BundleConfig`.
         normalizer: normalizes texts for a second comparison.
@@ -165,8 +166,8 @@ class Task:
         """Raise BundleError unless the task `decodes_frames`, which a feature of sbkit needs."""
         if not self.decodes_frames:
             raise BundleError(
-                f"{feature} needs a model that is decoded by CTC, but {self.name} predicts in a "
-                "way of its own: its `decodes_frames` is False."
+                f"{feature} needs a model that is decoded by CTC, but models of {self.name} are "
+                "not: its `decodes_frames` is False."
             )
 
     # -- scores ---------------------------------------------------------------------------------
@@ -180,25 +181,25 @@ class Task:
         return {}
 
     def slice_figures(self, results: Sequence[Result]) -> Mapping[str, Any]:
-        """Return the figures of a slice of a test set; without any, its metrics are taken."""
+        """Return the figures of a slice of a test set; if empty, its metrics are used."""
         return {}
 
     def describe(self, figures: Figures) -> str:
-        """Describe all figures of a test set in a line; if it is empty, the metrics are listed."""
+        """Describe all figures of a test set in one line; if "", the metrics are listed."""
         return ""
 
     def report(
         self, folder: Path, name: str, results: Sequence[Result], figures: Figures, labels: Labels
     ) -> Figures | None:
-        """Write files about a test set into a folder; return still further figures, if any."""
+        """Write files about a test set into a folder; return more figures, if there are any."""
 
     # -- commands -------------------------------------------------------------------------------
 
     def commands(self) -> Mapping[str, Callable[[Namespace], int | None]]:
         """Return the functions that `sbkit run BUNDLE NAME ...` calls, by name.
 
-        Each takes the parsed options, with those of the runtime, `bundle`, and in `arguments` the
-        strings after its name; it returns an exit code.
+        A function takes the parsed options: `bundle`, the options of the runtime, and `arguments`,
+        the strings after its name. It returns an exit code.
         """
         return {}
 

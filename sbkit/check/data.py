@@ -21,10 +21,10 @@ from sbkit.data.data_report import Facts, measure_data
 from sbkit.data.manifest import CHANNEL_FAULT
 from sbkit.data.normalization_report import FIXES, REPLACED_KIND
 from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
-from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
+from sbkit.data.shard import MAX_DURATION_ERROR, read_samples
 from sbkit.data.splits import (
+    TextCounts,
     TextTokenizer,
-    Transcripts,
     count_tokens,
     read_column,
     read_texts,
@@ -58,7 +58,7 @@ SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full 
 Rows = Sequence[int] | npt.NDArray[np.int64]
 
 
-def read_all_transcripts(run: CheckedRun) -> dict[str, Transcripts]:
+def read_all_transcripts(run: CheckedRun) -> dict[str, TextCounts]:
     """Return the transcripts of all splits; {} for a run whose labels are not of text."""
     labels = run.data.labels
     if not isinstance(labels, TextTokenizer):
@@ -126,12 +126,12 @@ def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
             )
 
 
-def _check_texts(run: CheckedRun, transcripts: Mapping[str, Transcripts]) -> Iterator[Finding]:
+def _check_texts(run: CheckedRun, transcripts: Mapping[str, TextCounts]) -> Iterator[Finding]:
     """Find labels that no loss may see, unknown characters, and empty or equal transcripts."""
     vocabulary = run.data.labels.vocabulary
     yield from _finding_of_rows(
         run,
-        {name: np.flatnonzero(split.refused) for name, split in transcripts.items()},
+        {name: np.flatnonzero(split.has_refused_id) for name, split in transcripts.items()},
         key="tokenizer",
         problem=f"Transcripts have labels outside 0 to {vocabulary.size - 1}, or the blank "
         f"({vocabulary.blank}) among them",
@@ -139,11 +139,11 @@ def _check_texts(run: CheckedRun, transcripts: Mapping[str, Transcripts]) -> Ite
         stops=True,
     )
     valid = [transcripts[name] for name in run.data.splits.valid]
-    masks = [split.unknown for split in transcripts.values()]
+    masks = [split.has_unknown for split in transcripts.values()]
     is_rare = all(mask.sum() <= MAX_RARE_SHARE * len(mask) for mask in masks)
     yield from _finding_of_rows(
         run,
-        {name: np.flatnonzero(split.unknown) for name, split in transcripts.items()},
+        {name: np.flatnonzero(split.has_unknown) for name, split in transcripts.items()},
         problem="Transcripts have characters that the tokenizer does not know",
         fix="Nothing needs to be done about so few: they count as errors."
         if is_rare
@@ -427,7 +427,7 @@ def check_silence(run: CheckedRun) -> Iterator[Finding]:
     silent = {}
     for name, split in run.data.splits.named().items():
         rows = spread_rows(len(split), MAX_SAMPLED_CLIPS)
-        peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows)]
+        peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_samples(split, rows)]
         silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT_PEAK]
     yield from _finding_of_rows(
         run,

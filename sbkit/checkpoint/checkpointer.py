@@ -38,9 +38,9 @@ from sbkit.checkpoint.folder import (
 )
 from sbkit.checkpoint.weights import (
     CHECKPOINT_CONTENT,
-    DECLARED,
+    DECLARED_KEY,
     add_declared,
-    average,
+    average_checkpoints,
     check_fits,
     check_weights,
     modules_of,
@@ -60,19 +60,20 @@ AVERAGED_FILE = "averaged.json"  # in the folder of the checkpoints
 class AveragedCheckpoints:
     """The checkpoints that a run is tested and exported with.
 
-    The mean of the last weights of a converged run beats each of them; the mean over a run that was
-    still learning is worse than its best checkpoint. So the mean of all, of half of them, and so on
-    down to the best one, are validated, and the best of these is taken
-    (model soups, Wortsman et al. 2022, with fewer tries: a validation set is small).
+    Averaging the last weights of a converged run beats each of them, but averaging over a run that
+    was still learning is worse than its best checkpoint. So the mean of all candidates, of the
+    better half, of the best quarter and so on down to the single best one are validated, and the
+    best mean is used (model soups, Wortsman et al. 2022, with fewer trials, since a validation set
+    is small).
 
     Attributes:
         checkpoints: names of their folders, the best first.
-        of: all checkpoints that were there to choose from.
+        candidates: names of all folders that they were chosen from, the best first.
         errors: on the validation set, by the number of checkpoints averaged.
     """
 
     checkpoints: tuple[str, ...]
-    of: tuple[str, ...]
+    candidates: tuple[str, ...]
     errors: dict[str, float]
 
     def __str__(self) -> str:
@@ -82,22 +83,25 @@ class AveragedCheckpoints:
             tested = f"the mean of the {count} best checkpoints"
         if not self.errors:
             return f"tested: {tested}"
-        tried = ", ".join(f"{error:.4f} with {count}" for count, error in self.errors.items())
-        return f"tested: {tested} of {len(self.of)} (on validation, lower is better: {tried})"
+        errors = ", ".join(f"{error:.4f} with {count}" for count, error in self.errors.items())
+        return (
+            f"tested: {tested} of {len(self.candidates)} (on validation, lower is better: {errors})"
+        )
 
     def write(self, folder: Path | str) -> None:
-        """Write the choice beside the checkpoints, for export and for a test that is repeated."""
-        content = {"checkpoints": self.checkpoints, "of": self.of, "scores": self.errors}
+        """Write the choice beside the checkpoints, for export and for a repeated test."""
+        content = {"checkpoints": self.checkpoints, "of": self.candidates, "scores": self.errors}
         write_text_atomically(Path(folder, AVERAGED_FILE), to_json(content, indent=1) + "\n")
 
     @staticmethod
     def read(folder: Path | str) -> "AveragedCheckpoints | None":
-        """Read the choice in the folder `checkpoints` of a run; None if none was made."""
+        """Read the choice from the folder of a run's checkpoints; None if there is no choice."""
         file = Path(folder, AVERAGED_FILE)
         if not file.exists():
             return None
         with parsing_errors(file, "be what training wrote", fix="Remove it.", is_json=True):
             content = json.loads(read_file(file))
+            content["candidates"] = content.pop("of")
             content["errors"] = content.pop("scores")
             return from_plain(AveragedCheckpoints, content)
 
@@ -105,7 +109,7 @@ class AveragedCheckpoints:
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
 
-    Reading leaves the folder as it is, also while a run is training in it.
+    Reading never changes the folder, so a run may be training in it.
 
     Attributes:
         meta: values that are written into every checkpoint's meta file.
@@ -142,7 +146,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Lock the folder, unless it is claimed, and clean up after a killed run; on all ranks."""
+        """Lock the folder unless it is locked, and clean up after a killed run; on all ranks."""
         with ExitStack() as lock:
             if not self._is_claimed:
                 with rank0_then_others():
@@ -170,7 +174,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 try:
                     checkpoint = save()
                 except SAVE_ERRORS as error:  # a disk may fail for a moment
-                    logger.warning(f"Saving failed ({error}); it is tried once more.")
+                    logger.warning(f"Saving failed ({error}). Trying once more.")
                     checkpoint = wait_for_store(save)
         if SAVED_FILE in os.environ and self.recoverables:  # the check saves without recoverables
             Path(os.environ[SAVED_FILE]).touch()
@@ -179,7 +183,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def _save_whole(self, *arguments: Any, **options: Any) -> Checkpoint:
         """Save on this rank, or remove the unfinished folder and raise one of SAVE_ERRORS."""
         try:
-            with MainProcessContext():  # else it waits for a rank that failed
+            with MainProcessContext():  # otherwise SpeechBrain waits for a rank that failed
                 checkpoint = publish(super().save_checkpoint(*arguments, **options))
                 if INTRA_EPOCH_CKPT_FLAG not in checkpoint.meta:  # it replaces unvalidated ones
                     self.delete_checkpoints(
@@ -203,7 +207,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     # -- recovering ---------------------------------------------------------------------------
 
     def recover_if_possible(self, **keys: Any) -> Checkpoint | None:
-        """Load the first undamaged checkpoint in the order asked for; log which are damaged."""
+        """Load the first undamaged checkpoint in the requested order; log the damaged ones."""
         best = self.find_whole(1, **keys)
         if not best:
             return None
@@ -213,7 +217,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def find_checkpoints(
         self, *, max_key: str | None = None, min_key: str | None = None, **keys: Any
     ) -> list[Checkpoint]:
-        """Rank by a number of the meta file; NaN, the metric of data without labels, comes last."""
+        """Rank by a value of the meta file; NaN, the metric of data without labels, comes last."""
         if key := max_key or min_key:
 
             def rank_by_key(checkpoint: Checkpoint) -> float:
@@ -221,13 +225,15 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 return -math.inf if math.isnan(value) else value
 
             predicate = keys.pop("ckpt_predicate", None) or bool
-            keys["ckpt_predicate"] = lambda saved: key in saved.meta and predicate(saved)
+            keys["ckpt_predicate"] = lambda checkpoint: (
+                key in checkpoint.meta and predicate(checkpoint)
+            )
             keys["importance_key"] = rank_by_key
         ranked: list[Checkpoint] = super().find_checkpoints(**keys)
         return ranked
 
     def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
-        """Find the ``count`` best undamaged checkpoints, and log which better ones are damaged."""
+        """Find the ``count`` best undamaged checkpoints, and log better ones that are damaged."""
         folders = checkpoint_folders(self.checkpoints_dir)
         for folder in folders:
             if read_checkpoint(folder) is None:
@@ -235,40 +241,42 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         undamaged = list(islice(filter(self._is_whole, self.find_checkpoints(**keys)), count))
         if folders and not undamaged:
             raise BundleError(
-                f"No checkpoint in {self.checkpoints_dir} is whole: all {len(folders)} are "
-                "damaged. Move the folder away to start over."
+                f"All {len(folders)} checkpoints in {self.checkpoints_dir} are damaged. Move the "
+                "folder away to start over."
             )
         return undamaged
 
     def load_average(
         self, count: int, compute_error: Callable[[], float] | None = None, **keys: Any
     ) -> AveragedCheckpoints | None:
-        """Load the mean of those of the ``count`` best that has the lowest error; None without any.
+        """Average the best checkpoints, at most ``count``, and load the mean with the lowest error.
+
+        Return None if there is no checkpoint.
 
         compute_error: returns the error of the loaded modules on the validation set, such as the
-            CER, NaN if there is none; every rank calls it, unless the same checkpoints were
-            validated before. Without it all ``count`` are averaged. Of means with equal errors,
-            that of the most checkpoints is chosen.
+            CER, or NaN if there is none. Every rank calls it, unless the same checkpoints were
+            validated before. Without it, all ``count`` checkpoints are averaged. Of means with
+            equal errors, the one over the most checkpoints is chosen.
         keys: rank the checkpoints, as in `find_checkpoints`.
         """
         ranked = self.find_whole(count, **keys)
         if not ranked:
             return None
-        # Every rank takes what rank 0 reads: a slower one would read what rank 0 has just written.
+        # Only rank 0 reads the file: a slower rank would read what rank 0 has just written.
         earlier = gather_over_ranks(AveragedCheckpoints.read(self.checkpoints_dir))[0]
         names = tuple(checkpoint.path.name for checkpoint in ranked)
         averaged = AveragedCheckpoints(names, names, {})
-        if compute_error is not None and earlier is not None and earlier.of == names:
+        if compute_error is not None and earlier is not None and earlier.candidates == names:
             averaged = earlier
         elif compute_error is not None and len(ranked) > 1:
             errors: dict[int, float] = {}
-            for times in range(len(ranked).bit_length()):
-                count = len(ranked) >> times
+            for num_halvings in range(len(ranked).bit_length()):
+                count = len(ranked) >> num_halvings
                 self._load_mean(ranked[:count])
                 errors[count] = compute_error()
-            finite = [count for count in errors if not math.isnan(errors[count])]
-            best = min(finite, key=lambda count: (errors[count], -count), default=1)
-            by_count = {str(count): errors[count] for count in finite}  # JSON has no NaN
+            counts = [count for count in errors if not math.isnan(errors[count])]
+            best = min(counts, key=lambda count: (errors[count], -count), default=1)
+            by_count = {str(count): errors[count] for count in counts}  # JSON has no NaN
             averaged = AveragedCheckpoints(names[:best], names, by_count)
         with rank0_then_others():
             if rank() == 0 and averaged is not earlier:
@@ -277,32 +285,32 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return averaged
 
     def find_averaged(self, **keys: Any) -> list[Checkpoint]:
-        """Find the checkpoints that the test averaged; without a valid choice, only the best.
+        """Find the checkpoints that the test averaged; only the best one if the choice is outdated.
 
-        Without keys they are ranked by the metric of the recipe that saved them.
+        Without keys, checkpoints are ranked by the metric of the recipe that saved them.
         """
         keys = keys or self.ranked_by()
         averaged = AveragedCheckpoints.read(self.checkpoints_dir)
         if averaged is not None:
-            ranked = self.find_whole(len(averaged.of), **keys)
-            if tuple(checkpoint.path.name for checkpoint in ranked) == averaged.of:
+            ranked = self.find_whole(len(averaged.candidates), **keys)
+            if tuple(checkpoint.path.name for checkpoint in ranked) == averaged.candidates:
                 return ranked[: len(averaged.checkpoints)]
         return self.find_whole(1, **keys)
 
     def ranked_by(self) -> dict[str, str]:
-        """Return the metric that the checkpoints were saved with as `max_key` or `min_key`."""
+        """Return the metric that the checkpoints are ranked by, as `max_key` or `min_key`."""
         ranked = (checkpoint.meta.get(RANKED_BY) for checkpoint in self.list_checkpoints())
         keys: dict[str, str | None] = next(filter(None, ranked), {})
         return {direction: name for direction, name in keys.items() if name}
 
     def _load_mean(self, checkpoints: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():
-            mean = average(checkpoints, name)
+            mean = average_checkpoints(checkpoints, name)
             check_fits(mean, module, place=str(self.checkpoints_dir))
             module.load_state_dict(mean)
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Load every recoverable; refuse a checkpoint of another model by naming what differs."""
+        """Load every recoverable; for a checkpoint of another model, raise and list differences."""
         check_weights(self, checkpoint)
         super().load_checkpoint(checkpoint)
 
@@ -317,8 +325,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
         """Load every recoverable; optimizers then get their declared hyperparameters again."""
         optimizers = [r for r in self.recoverables.values() if isinstance(r, Optimizer)]
-        declared = [[group[DECLARED] for group in o.param_groups] for o in optimizers]
-        fix = f"Restore it, or move {checkpoint.path} away to resume from the one before."
+        declared = [[group[DECLARED_KEY] for group in o.param_groups] for o in optimizers]
+        fix = f"Restore it, or move {checkpoint.path} away to resume from the previous checkpoint."
         with parsing_errors(checkpoint.path, CHECKPOINT_CONTENT, fix=fix):
             super()._call_load_hooks(checkpoint)
         for optimizer, groups in zip(optimizers, declared, strict=True):
@@ -326,7 +334,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
         if not (checkpoint.path / CHECKSUMS).exists():
-            self._log_once(f"{checkpoint.path} has no checksums, as SpeechBrain saves it.")
+            self._log_once(f"{checkpoint.path} has no checksums: SpeechBrain saved it.")
             return True
         damage = find_damage(checkpoint.path)
         if damage is not None:

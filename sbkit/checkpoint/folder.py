@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: locked by one run, listed with damaged ones, written whole."""
+"""The folder of a run's checkpoints: one run locks it, and each checkpoint is written whole."""
 
 import logging
 import math
@@ -27,15 +27,15 @@ _locked: dict[Path, int] = {}  # the descriptors of the folders that this proces
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Create a folder, and lock it inside a `with` statement; the lock ends with the process, too.
+    """Create a folder, and lock it inside a `with` statement, or until the process ends.
 
-    A file system without locks, as on some clusters, is used without one.
+    On a file system without locks, as on some clusters, the folder is not locked.
     """
     require_writable(folder, option="output_folder")
     resolved = folder.resolve()
     if resolved in _locked:
         raise ConfigError(
-            f"Only one run at a time may save to {folder}, but this process trains there."
+            f"Only one run at a time may save to {folder}, but this process is training there."
         )
     _require_renaming(folder)
     descriptor = _locked[resolved] = open_lock(folder)
@@ -55,7 +55,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _require_renaming(folder: Path) -> None:
-    """Refuse a folder in which folders cannot be renamed, as on some mounts of object stores."""
+    """Refuse a file system that cannot rename folders, such as some mounts of object stores."""
     probe = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
     renamed = probe.with_name(f"{probe.name}{REPLACED_SUFFIX}")
     try:
@@ -63,8 +63,8 @@ def _require_renaming(folder: Path) -> None:
         probe.rename(renamed)
     except OSError as error:
         raise ConfigError(
-            f"`output_folder` must be on a file system that renames folders, but that of {folder} "
-            f"does not ({error.strerror})."
+            "`output_folder` must be on a file system that can rename folders, but renaming one in "
+            f"{folder} failed ({error.strerror})."
         ) from error
     finally:
         for path in (probe, renamed):
@@ -72,7 +72,7 @@ def _require_renaming(folder: Path) -> None:
 
 
 def _close_inherited_locks() -> None:
-    """Close the descriptors in a forked worker, which may outlive a run that is killed."""
+    """Close the descriptors in a forked worker, which may outlive a killed run."""
     for descriptor in _locked.values():
         os.close(descriptor)
     _locked.clear()
@@ -98,7 +98,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Find the newest checkpoint by the meta files only: its other files may be damaged."""
+    """Find the newest checkpoint by the dates in the meta files; other files may be damaged."""
     checkpoints = filter(None, map(read_checkpoint, checkpoint_folders(folder)))
     return max(checkpoints, key=lambda checkpoint: checkpoint.meta["unixtime"], default=None)
 
@@ -123,14 +123,16 @@ def publish(staged: Checkpoint) -> Checkpoint:
     staged.path.rename(final)
     fsync_path(final.parent)
     if replaced.exists():
-        replaced.rename(staged.path)  # half removed, it would be a damaged checkpoint
+        replaced.rename(
+            staged.path
+        )  # killed while removing it, we would leave a damaged checkpoint
         shutil.rmtree(staged.path)
     files = {name: final / file.name for name, file in staged.paramfiles.items()}
     return Checkpoint(final, staged.meta, files)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed or failed save left behind, and undo a replacement that it began."""
+    """Remove the remains of a killed or failed save, and undo a replacement that it began."""
     for replaced in folder.glob(f"{CKPT_PREFIX}+*{REPLACED_SUFFIX}"):
         final = replaced.with_name(replaced.name.removesuffix(REPLACED_SUFFIX))
         replaced.rename(staging_path(final) if final.exists() else final)

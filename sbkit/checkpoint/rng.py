@@ -1,4 +1,4 @@
-"""The state of the random generators: saved as JSON and restored."""
+"""Save the states of the random generators as JSON, and restore them."""
 
 import random
 import threading
@@ -13,7 +13,7 @@ from torch import Tensor
 from sbkit.base.errors import SbkitError
 from sbkit.distributed.ranks import rank
 
-State = dict[str, Any]
+RandomState = dict[str, Any]
 
 
 def seed_torch(seed: int, *, epoch: int, micro_batch: int) -> None:
@@ -27,13 +27,13 @@ _run_lock = threading.RLock()
 
 @contextmanager
 def isolated_rng(device: torch.device) -> Iterator[None]:
-    """Draw the random numbers of a run, and restore every generator afterwards.
+    """Let a run use the global generators, and restore them afterwards.
 
-    Raises SbkitError if a run in another thread draws them, because the generators are global.
+    Raises SbkitError if a run in another thread is using them.
     """
     if not _run_lock.acquire(blocking=False):
         raise SbkitError(
-            "Another thread of this process is training. Start each run in a process of its own."
+            "Another thread of this process is training. Start each run in its own process."
         )
     try:
         with preserve_rng(device):
@@ -52,22 +52,22 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
         _restore(state, device)
 
 
-def random_state(device: torch.device) -> State:
+def random_state(device: torch.device) -> RandomState:
     """Return the states of the generators of Python, NumPy, torch and a device."""
     numpy_state: Any = np.random.get_state(legacy=False)
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    state: State = {"python": random.getstate(), "numpy": numpy_state}
+    state: RandomState = {"python": random.getstate(), "numpy": numpy_state}
     state["cpu"] = _to_hex(torch.get_rng_state())
     if device.type != "cpu":
         state[device.type] = _to_hex(torch.get_device_module(device).get_rng_state(device))
     return state
 
 
-def restore_random_state(state: State | None, device: torch.device) -> None:
-    """Set the generators to a state of `random_state`, which may have been JSON in between.
+def restore_random_state(state: RandomState | None, device: torch.device) -> None:
+    """Set the generators to a state from `random_state`, which may have been stored as JSON.
 
-    On ranks above 0, torch is then seeded anew by rank. A device without a saved state is left, and
-    without any all are.
+    On ranks above 0, torch is then reseeded by rank. A device without a saved state is left as it
+    is; if ``state`` is None, nothing changes.
     """
     if state is None:
         return
@@ -76,7 +76,7 @@ def restore_random_state(state: State | None, device: torch.device) -> None:
         torch.manual_seed(int(torch.randint(2**62, ())) + rank())
 
 
-def _restore(state: State, device: torch.device) -> None:
+def _restore(state: RandomState, device: torch.device) -> None:
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     np.random.set_state(state["numpy"])

@@ -33,7 +33,7 @@ from sbkit.evaluate.run_results import SUMMARY
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
 BUNDLE = "bundle"  # the folder of the exported model in a run
-# Read after the last step: they may change until the run has results.
+# Keys that are read after the last step: they may change until the run has results.
 END_KEYS = frozenset(
     {
         *("decoder", "beam_size", "attention_rescoring"),
@@ -42,7 +42,8 @@ END_KEYS = frozenset(
         *("keep_better_start", "export_formats", "report_by"),
     }
 )
-# The machine, watching and saving: a finished run may be opened with others, but keeps its own.
+# Keys of the machine, of logging and of saving. A finished run may be opened with other values, but
+# its folder keeps the values it was trained with.
 MACHINE_KEYS = frozenset(
     {
         *("output_folder", "device", "num_workers", "audio_store", "store_cache"),
@@ -52,9 +53,9 @@ MACHINE_KEYS = frozenset(
         *("debug", "debug_batches", "debug_epochs"),
     }
 )
-# Keys that may change when a run is resumed. They decide neither what the model learns from, nor
-# what its weights mean.
-MAY_CHANGE = frozenset(
+# Keys that may change when a run is resumed: neither the training data nor the meaning of the
+# weights depends on them.
+CHANGEABLE_KEYS = frozenset(
     {
         *MACHINE_KEYS,
         *END_KEYS,
@@ -67,21 +68,21 @@ MAY_CHANGE = frozenset(
         *("nonfinite_patience", "lr", "weight_decay", "max_grad_norm"),
     }
 )
-# The arguments of an optimizer may change, too, such as `opt_class.betas`. The new ones take effect
-# (`sbkit.checkpoint.weights.restore_declared`), with the moments that were saved.
+# The arguments of an optimizer may change, too, such as `opt_class.betas`. The new values take
+# effect (`sbkit.checkpoint.weights.restore_declared`) and the saved moments are kept.
 OPTIMIZER_KEY = "opt_class"
-# Not compared if both runs know the hashes of their data
+# Keys that are not compared if the hashes of the data are known for both runs
 DATA_SETTINGS = frozenset({"data_folder", "corpus", "manifest"})
 # The only keys that may differ between the processes of a run
-PER_MACHINE = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar", "store_cache"}
+PER_PROCESS_KEYS = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar", "store_cache"}
 MAX_LISTED_DIFFERENCES = 8
-MISSING = object()  # the value of a key that one of two configurations lacks
+MISSING = object()  # stands for the value of a key that one of two runs lacks
 
 
 class Difference(NamedTuple):
     """A value that differs between two runs.
 
-    is_allowed: a resumed run may have another value.
+    is_allowed: whether a resumed run may change it.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Difference(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key of the YAML that the value belongs to."""
+        """The YAML key that the value belongs to."""
         return self.name.split(".")[0]
 
     def __str__(self) -> str:
@@ -99,14 +100,16 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Description:
+class RunDescription:
     """The inputs of a run's training: its YAML as it takes effect, and hashes of all it reads.
+
+    A hash that is unknown for one of two runs is not compared.
 
     Attributes:
         values: the values of the YAML by dotted path, with every reference resolved.
         references: the text of each reference in the YAML, by dotted path.
-        data: the hash of each split; None if not known yet, and then not compared.
-        labels: the hash of the label file; None if not known yet, and then not compared.
+        data: the hash of each split; None if not known yet.
+        labels: the hash of the label file; None if not known yet.
         helpers: hashes of the frozen modules beside the model, by name; None if not known yet.
         is_repeatable: whether another run has the same figures; not if the clock ends it.
         modules, files: the hashes that `hash_dependencies` returns. One that either run lacks is
@@ -123,25 +126,26 @@ class Description:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def describe(
+def describe_spec(
     spec: RunSpec,
     *,
     data: Mapping[str, str] | None = None,
     label_file: bytes | None = None,
     helpers: Mapping[str, str] | None = None,
     dependencies: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
-) -> Description:
+) -> RunDescription:
     """Describe a run as far as it is known.
 
-    The paths of files in the run folder start with <output_folder>: a run folder may be moved.
+    The run folder is written as <output_folder> in paths, because it may be moved.
 
-    data: the fingerprints of its splits; label_file: the content of its label file.
+    data: the fingerprints of its splits.
+    label_file: the content of its label file.
     helpers: hashes of the frozen modules beside the model.
     dependencies: the result of `hash_dependencies`.
     """
     values = dict(spec.settings.items())  # this marks no key as read
-    others = {key: node for key, node in spec.tree.items() if key not in values}
-    values |= _leaves(others, (), {})
+    parts = {key: node for key, node in spec.tree.items() if key not in values}
+    values |= _leaves(parts, (), {})
     if spec.recipe is not None:
         values[RECIPE] = dotted_path(spec.recipe)
     folder = values.get(OUTPUT_FOLDER) or ""
@@ -150,7 +154,7 @@ def describe(
             values[key] = "<output_folder>" + value[len(folder) :]
     references = [(keys, node) for keys, node in walk(spec.document.root) if referenced_paths(node)]
     modules, files = dependencies
-    return Description(
+    return RunDescription(
         values=json.loads(json.dumps(values, default=str)),
         references={dotted(keys): f"{tag_of(node)} {text_of(node)}" for keys, node in references},
         data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
@@ -162,12 +166,12 @@ def describe(
     )
 
 
-def differences(before: Description, now: Description) -> list[Difference]:
-    """List the differences of two runs, without values that follow from others by a reference.
+def differences(before: RunDescription, now: RunDescription) -> list[Difference]:
+    """List the differences of two runs, except for values that a reference copies from others.
 
-    A file or folder that a value names counts by its content.
+    A file or folder that a value names is compared by its content.
     """
-    before = _with_names_of(now, before)
+    before = _rename_files(before, now)
     differing = [
         *_hash_differences("the data of `{}`", before.data, now.data),
         *_hash_differences("the file of labels", before.labels, now.labels),
@@ -179,9 +183,9 @@ def differences(before: Description, now: Description) -> list[Difference]:
             differing.append(Difference(f"the module {name}", old, new))
     # An object within another is a part of the model, such as the `decoder` of a codec.
     texts = [*before.values.values(), *now.values.values()]
-    allowed = {key for key in MAY_CHANGE if f"<{key}>" not in texts}
+    allowed = {key for key in CHANGEABLE_KEYS if f"<{key}>" not in texts}
     if "lazy" in {described.values.get("audio_store") for described in (before, now)}:
-        allowed -= {"audio_store"}  # its lengths of clips are those of the tables
+        allowed -= {"audio_store"}  # lazy runs take the lengths of clips from the tables
     if before.data and now.data:
         allowed |= DATA_SETTINGS
     same = {path for path, text in now.references.items() if before.references.get(path) == text}
@@ -191,12 +195,12 @@ def differences(before: Description, now: Description) -> list[Difference]:
     return differing
 
 
-def require_resumable(folder: Path, now: Description, *, has_ended: bool = False) -> str | None:
-    """Refuse to resume another run in a folder; describe changed values, if there are any.
+def require_resumable(folder: Path, now: RunDescription, *, has_ended: bool = False) -> str | None:
+    """Refuse to resume another run in a folder; return a message about changed values, if any.
 
     A folder without a checkpoint may hold any run.
 
-    has_ended: no step is trained. What only a step could bring about is refused, too.
+    has_ended: whether no step remains. Changes that only affect training are then refused, too.
     """
     newest = newest_checkpoint(folder / CHECKPOINTS)
     if newest is None:
@@ -206,7 +210,7 @@ def require_resumable(folder: Path, now: Description, *, has_ended: bool = False
     if refused := [difference for difference in differing if not difference.is_allowed]:
         count = plural(len(refused), "thing differs", "things differ")
         raise ConfigError(
-            f"The run in {folder} was begun with another configuration: {count} "
+            f"The run in {folder} was started with another configuration: {count} "
             f"({_list(refused)}). For a new run, choose another `output_folder`."
         )
     changes = [difference for difference in differing if difference.key not in DATA_SETTINGS]
@@ -215,13 +219,14 @@ def require_resumable(folder: Path, now: Description, *, has_ended: bool = False
         effective = set() if (folder / SUMMARY).exists() else {*END_KEYS}
         if now.values.get("number_of_epochs") == newest.meta.get("epoch"):
             effective.add("number_of_epochs")
-        given = {d.name for d in _compare(before.values, now.values)}  # not edited files
-        if lost := [c for c in changes if c.key not in effective or c.name not in given]:
+        # The content of a file that keeps its name is not among the changed values.
+        values = {d.name for d in _compare(before.values, now.values)}
+        if unused := [c for c in changes if c.key not in effective or c.name not in values]:
             raise ConfigError(
                 f"The run in {folder} trains no further step, so a change has no effect "
-                f"({_list(lost)}). To train on, raise `number_of_epochs` or `max_minutes`; for "
-                f"another decoder, report or format, sbkit tune, score or export {folder} with "
-                "--out NEW; for a new run, choose another `output_folder`."
+                f"({_list(unused)}). To train on, raise `number_of_epochs` or `max_minutes`. For "
+                f"another decoder, report or format, run sbkit tune, score or export {folder} with "
+                "--out NEW. For a new run, choose another `output_folder`."
             )
     if not changes:
         return None
@@ -232,11 +237,11 @@ def require_resumable(folder: Path, now: Description, *, has_ended: bool = False
     return "\n  ".join(lines)
 
 
-def require_same_on_ranks(described: Description) -> None:
+def require_same_on_ranks(described: RunDescription) -> None:
     """Refuse, on all ranks, a rank with another YAML or other data than rank 0."""
     (first, first_rank), *other_ranks = gather_over_ranks((described, describe_rank()))
     for other, other_rank in other_ranks:
-        differing = [d for d in differences(first, other) if d.key not in PER_MACHINE]
+        differing = [d for d in differences(first, other) if d.key not in PER_PROCESS_KEYS]
         if differing:
             raise ConfigError(
                 "All processes must train the same model on the same data, but "
@@ -252,15 +257,18 @@ def _list(differing: Sequence[Difference]) -> str:
 def _hash_differences(
     name: str, before: Mapping[str, str] | str | None, now: Mapping[str, str] | str | None
 ) -> Iterator[Difference]:
-    """Yield the hashes that differ, if both runs know them; `name` may have {} for their key."""
+    """Yield the hashes that differ, if they are known for both runs.
+
+    name: may contain {} for the key of a hash.
+    """
     if before is not None and now is not None:
         old, new = ({"": hash} if isinstance(hash, str) else hash for hash in (before, now))
         for difference in _compare(old, new):
             yield difference._replace(name=name.format(difference.name))
 
 
-def _with_names_of(now: Description, before: Description) -> Description:
-    """Return the earlier description with the names that the later one has for the same files."""
+def _rename_files(before: RunDescription, now: RunDescription) -> RunDescription:
+    """Give files of the earlier run the names that files of equal content have in the later run."""
     names = {digest: name for name, digest in now.files.items()}
     renamed = {
         name: names.get(digest, f"other content of {name}")
@@ -271,28 +279,30 @@ def _with_names_of(now: Description, before: Description) -> Description:
 
 
 def require_trusted(
-    settings: Mapping[str, Any], given: Collection[str], user_modules: Collection[str]
+    settings: Mapping[str, Any], user_keys: Collection[str], user_modules: Collection[str]
 ) -> None:
-    """Refuse a run that is read as data, if it names somebody's modules, or data that is no file.
+    """Refuse a run that is read as data, if it names untrusted modules, URLs or special files.
 
-    given: the keys that the user has set; user_modules: the modules that the user trusts.
+    user_keys: the keys that the user has set.
+    user_modules: the modules that the user trusts.
     """
     names = {"corpus": settings.get("corpus"), RECIPE: str(settings.get(RECIPE)).rpartition(".")[0]}
-    for key in names.keys() - given:
+    for key in names.keys() - user_keys:
         module = str(names[key] or "sbkit.")
         if not module.startswith(("sbkit.", "recipes.")) and module not in user_modules:
             raise ConfigError(
-                f"The run in {settings[OUTPUT_FOLDER]} is read as data, but names the module "
-                f"{module}. If you trust it, pass --import {module}, or in Python `user_modules`."
+                f"The run in {settings[OUTPUT_FOLDER]} needs code of the module {module}, which is "
+                f"not part of sbkit. If you trust it, pass --import {module}, or in Python "
+                "`user_modules`."
             )
-    for key in {*DATA_SETTINGS, "lm_text"} - {*given}:
+    for key in {*DATA_SETTINGS, "lm_text"} - {*user_keys}:
         for text in to_json(settings.get(key)).split('"'):
             path = Path(text)
             if "://" in text or (path.exists() and not (path.is_file() or path.is_dir())):
                 raise ConfigError(
-                    f"`{key}` of the run is {text}, which is opened only if you name it yourself: "
-                    "sbkit score RUN TABLE, sbkit tune RUN/bundle --data TABLE --out NEW, or in "
-                    f"Python Run.open(RUN, {{'{key}': ...}})."
+                    f"`{key}` of the run is {text}. For safety it is opened only if you name it "
+                    "yourself: sbkit score RUN TABLE, sbkit tune RUN/bundle --data TABLE --out "
+                    f"NEW, or in Python Run.open(RUN, {{'{key}': ...}})."
                 )
 
 
@@ -301,21 +311,21 @@ def has_checkpoint(run: Path) -> bool:
     return newest_checkpoint(run / CHECKPOINTS) is not None
 
 
-def read_description(folder: Path) -> Description:
+def read_description(folder: Path) -> RunDescription:
     """Read the description of the run in a folder."""
     file = folder / RUN_CONFIG_FILE
     fix = "For a new run, choose another `output_folder`."
-    with parsing_errors(file, "be what sbkit wrote when the run began", fix=fix, is_json=True):
-        return from_plain(Description, json.loads(read_file(file)))
+    with parsing_errors(file, "hold the description of a run", fix=fix, is_json=True):
+        return from_plain(RunDescription, json.loads(read_file(file)))
 
 
-def write_description(folder: Path, described: Description) -> None:
+def write_description(folder: Path, described: RunDescription) -> None:
     """Write the description of a run into its folder."""
     write_text_atomically(folder / RUN_CONFIG_FILE, to_json(vars(described), indent=1) + "\n")
 
 
 def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[str, Any]]:
-    """Yield the tags and scalars below a node by dotted path; for an alias only its target."""
+    """Yield the tags and scalars below a node by dotted path; for an alias, the path it names."""
     tag = tag_of(node)
     if not isinstance(node, CommentedMap | CommentedSeq | dict):
         value = getattr(node, "value", node)
@@ -332,7 +342,7 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
 
 
 def _replace_at(before: Any, now: Any, paths: Set[str], path: str = "") -> Any:
-    """Return an earlier value with the present ones at the paths of unchanged references."""
+    """Return the earlier value, but with the present values at ``paths``."""
     if path in paths:
         return now
     if isinstance(before, Mapping) and isinstance(now, Mapping):
@@ -349,7 +359,7 @@ def _replace_at(before: Any, now: Any, paths: Set[str], path: str = "") -> Any:
 
 
 def _replace_texts(value: Any, texts: Mapping[str, str]) -> Any:
-    """Return a plain value with other texts in it."""
+    """Replace texts at any depth of a plain value."""
     if isinstance(value, Mapping):
         return {key: _replace_texts(item, texts) for key, item in value.items()}
     if isinstance(value, list):

@@ -24,13 +24,13 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parsing_errors, require_regular
 from sbkit.base.messages import listed, plural
 
-CHECKPOINT_CONTENT = "hold what training saved"  # in an error: what a checkpoint's file must do
+CHECKPOINT_CONTENT = "hold what training saved"  # "FILE must ...", in errors about checkpoints
 
 # -- reading and averaging --------------------------------------------------------------------
 
 
 def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
-    """Return the modules that are saved as a state_dict; modules with their own saver are not."""
+    """Return the modules that are saved as a state_dict, not by hooks of their own."""
     custom = {**checkpointer.custom_load_hooks, **checkpointer.custom_save_hooks}
     return {
         name: recoverable
@@ -42,32 +42,34 @@ def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
 
 
 def read_weights(file: Path) -> dict[str, Any]:
-    """Read a state_dict onto the CPU, under the names of this version of SpeechBrain.
+    """Read a state_dict onto the CPU, with tensors named as in the installed SpeechBrain.
 
-    Only `check_fits` finds infinite parameters: the file does not say which tensors are parameters.
+    NaN is refused here. Infinite parameters are refused only by `check_fits`, because the file does
+    not say which tensors are parameters.
     """
-    fix = f"Restore it, or move {file.parent} away to resume from the one before."
+    fix = f"Restore it, or move {file.parent} away to resume from the previous checkpoint."
     with parsing_errors(file, CHECKPOINT_CONTENT, fix=fix):
         require_regular(file)
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")
         size = sum(value.nbytes for value in weights.values() if isinstance(value, Tensor))
-        if size > 2 * file.stat().st_size:  # tensors may be tied, but expanded ones have any size
+        # Tied tensors share bytes of the file; an expanded tensor could claim any size.
+        if size > 2 * file.stat().st_size:
             raise ValueError("its tensors are larger than the file")
         check_finite(weights, place=str(file))
         return dict(hook_on_loading_state_dict_checkpoint(weights))
 
 
-def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
+def average_checkpoints(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     """Average the weights of a module over checkpoints."""
-    return mean_of([checkpoint.paramfiles[name] for checkpoint in checkpoints], read_weights)
+    return average_files([checkpoint.paramfiles[name] for checkpoint in checkpoints], read_weights)
 
 
-def mean_of(files: Sequence[Path], read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Average the weights of one model in several files; integers are taken from the first.
+def average_files(files: Sequence[Path], read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Average the weights of one model over files; integers are taken from the first file.
 
-    They are added one by one in float64, so memory holds two models however many there are.
+    Files are added one by one in float64, so memory holds two models at most.
     """
     mean = read(files[0])
     if len(files) == 1:
@@ -129,7 +131,7 @@ def describe_tensor(tensors: Mapping[str, Any], name: str) -> str:
         return "no tensor"
     shape = "x".join(map(str, value.shape)) or "scalar"
     if value.is_floating_point():
-        return shape  # any float type fits any other
+        return shape  # weights of one float type can be loaded into another
     kind = "complex" if value.is_complex() else str(value.dtype).removeprefix("torch.")
     return f"{shape} {kind}"
 
@@ -147,27 +149,27 @@ def check_finite(
         is_valid = value.isfinite() if name in parameters else ~value.isnan()
         if num_invalid := value.numel() - int(is_valid.sum()):
             raise BundleError(
-                f"Weights must be finite, but {num_invalid} of the {value.numel()} numbers of "
+                f"Weights must be finite, but {num_invalid} of the {value.numel()} values of "
                 f"{name} in {place} {'is' if num_invalid == 1 else 'are'} not."
             )
 
 
 # -- the size of a bundle's model -------------------------------------------------------------
 
-MAX_UNSAVED_PARAMETERS = 1 << 24  # allowed beyond the weights, for parts that the file leaves out
+MAX_UNSAVED_PARAMETERS = 1 << 24  # allowed for parts whose weights are not in the file
 
 
 def parameter_budget(weights: Mapping[str, Tensor]) -> int:
-    """Return how many numbers a model with these weights may have."""
-    # A parameter is registered twice if it is parametrized, for example by a weight norm.
+    """Return the number of parameters that a model with these weights may have."""
+    # A parametrized parameter, for example one with weight norm, is registered twice.
     return 2 * sum(value.numel() for value in weights.values()) + MAX_UNSAVED_PARAMETERS
 
 
 def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[object]:
-    """Refuse to build a model far larger than its weights, within a `with` statement.
+    """Refuse to build a model far larger than its weights, inside a `with` statement.
 
-    A file of a megabyte may describe a model that fills the machine. BundleError is raised before
-    the memory of its parameters is written to. Only the calling thread is limited.
+    A file of one megabyte could describe a model that fills the memory. BundleError is raised
+    before the memory of a parameter is written to. Only the calling thread is limited.
     """
     budget = parameter_budget(weights)
     thread = threading.get_ident()
@@ -177,7 +179,8 @@ def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[ob
         budget -= parameter.numel() if threading.get_ident() == thread else 0
         if budget < 0:
             raise BundleError(
-                f"The parts of the model, up to `{name}`, are over twice as large as its weights."
+                f"The parts of the model up to `{name}` are more than twice as large as the "
+                "weights in its file."
             )
 
     return register_module_parameter_registration_hook(spend)
@@ -185,14 +188,14 @@ def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[ob
 
 # -- the state of optimizers ------------------------------------------------------------------
 
-DECLARED = "declared"  # the entry of an optimizer's group that has its hyperparameters as declared
+DECLARED_KEY = "declared"  # in an optimizer's group: its hyperparameters as the YAML declares them
 
 
 def add_declared(optimizer: Optimizer) -> None:
     """Add the hyperparameters of an optimizer that has not stepped to its saved groups."""
     for group in optimizer.param_groups:
         declared = {name: value for name, value in group.items() if name not in ("params", "lr")}
-        group.setdefault(DECLARED, declared)
+        group.setdefault(DECLARED_KEY, declared)
 
 
 def restore_declared(
@@ -200,26 +203,28 @@ def restore_declared(
 ) -> None:
     """Set a loaded optimizer to its declared hyperparameters.
 
-    What training had changed stays as loaded: the rate, and what a schedule or the optimizer sets,
-    such as a number of steps.
+    Values that training had changed stay as loaded: the learning rate, and values set by a schedule
+    or the optimizer itself, such as a number of steps.
     """
     for group, declared in zip(optimizer.param_groups, declared_groups, strict=True):
-        before = group.get(DECLARED, {})  # SpeechBrain saves none
+        before = group.get(DECLARED_KEY, {})  # SpeechBrain saves none
         removed, added = before.keys() - declared.keys(), declared.keys() - before.keys()
-        if removed and added:  # another version of torch may cause one of the two, but not both
+        # Another version of torch may add hyperparameters or remove some, but not both.
+        if removed and added:
             raise ConfigError(
                 f"The optimizer in {checkpoint} was saved with {listed(sorted(removed))}, but is "
                 f"declared with {listed(sorted(added))}."
             )
         changed = {name for name, value in before.items() if group[name] != value}
         group |= {name: value for name, value in declared.items() if name not in changed}
-        group[DECLARED] = declared
+        group[DECLARED_KEY] = declared
 
 
 # -- names of tensors by part -----------------------------------------------------------------
 #
 # A checkpoint of a torch.nn.ModuleList numbers its modules. Another YAML may list other parts, or
-# in another order, so a tensor is named after the YAML key of its part: `CNN.conv1.weight`.
+# list them in another order, so a tensor is named after the YAML key of its part:
+# `CNN.conv1.weight`.
 
 
 def part_names_of_model(hparams: Mapping[str, Any]) -> list[str]:

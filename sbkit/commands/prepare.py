@@ -148,7 +148,7 @@ def _spec_of(options: Namespace) -> "Spec":
 def _write_share(spec: "Spec", share: Share) -> int:
     """Write a share of a corpus; one process finishes it as well."""
     from sbkit.data.prepared import plan
-    from sbkit.data.units import write_units
+    from sbkit.data.work_units import write_units
 
     write_units(share.of(plan(spec)), "writing shards")
     if share.total > 1:

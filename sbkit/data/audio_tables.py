@@ -1,8 +1,8 @@
-"""Files whose rows lie with their audio inside: tars of WebDataset, parquet and Arrow.
+"""Read files that hold rows together with their audio: tars of WebDataset, parquet and Arrow.
 
-They are read in batches, here or at a URL: such a corpus may fit neither into memory nor on the
-disk. Tars are not read by `datasets`, which takes a wrong header for the end, and drops the keys
-that none of the first five samples has.
+They are read in batches, from a disk or a URL, because such a corpus may fit neither into memory
+nor on the disk. `datasets` does not read the tars here: it takes a wrong header for the end of a
+tar, and drops keys that none of the first five samples has.
 """
 
 import json
@@ -34,7 +34,7 @@ from sbkit.data.tables import (
 )
 
 MAX_BATCH_ROWS, MAX_BATCH_BYTES = 1000, 1 << 26  # in memory at a time
-BUFFER_BYTES = 1 << 20  # of a column of parquet; without it, all of a row group is in memory
+BUFFER_BYTES = 1 << 20  # per column of parquet; without a buffer, whole row groups are in memory
 PATH_COLUMN = "path"  # the column of the path or name of audio
 
 # Rows with PATH_COLUMN, and the bytes of the audio of each, None if the row has only a path.
@@ -43,12 +43,12 @@ Batch = tuple[Table, Sequence[bytes | None]]
 
 @dataclass(frozen=True)
 class AudioTable:
-    """A file whose rows lie with their audio inside, as plain values.
+    """A file that holds rows together with their audio, described by plain values.
 
     file: a path or URL.
-    version: its size and etag or time, from the one listing that found it.
+    version: its size and etag or time, from the listing that found the file.
     partition: the keys in the names of its folders, such as lang=de.
-    rows: the numbers of those to take, from 1; None: all.
+    rows: the numbers of the rows to read, from 1; None: all.
     """
 
     file: str
@@ -58,23 +58,23 @@ class AudioTable:
     rows: Sequence[int] | None = None
 
     def batches(self) -> Iterator[tuple[Manifest, list[bytes]]]:
-        """Yield the rows in order, whose paths are FILE::ROW/NAME, and the bytes of their audio."""
+        """Yield the rows in order, with paths as FILE::ROW/NAME, and the bytes of their audio."""
         file, options = self.file, self.options
         batches = _read_tar(file) if is_tar(file) else _read_arrow(file, options)
-        # A time or a path is of the file that the clip was cut from.
+        # Times and paths refer to the file that the clip was cut from.
         options = options.without("start", "duration", "end")
         options = replace(options, columns={**options.columns, "path": PATH_COLUMN})
         file_name = file.rpartition("/")[2]
-        taken = {*(self.rows or ())}
+        chosen_lines = {*(self.rows or ())}
         for table, audio in _named_errors(file, batches):
-            is_taken = [self.rows is None or line in taken for line in table.lines]
-            lines = [*compress(table.lines, is_taken)]
-            rows = table.rows.filter(pa.array(is_taken, pa.bool_()))
+            is_chosen = [self.rows is None or line in chosen_lines for line in table.lines]
+            lines = [*compress(table.lines, is_chosen)]
+            rows = table.rows.filter(pa.array(is_chosen, pa.bool_()))
             origins = zip(lines, read_text_column(rows, PATH_COLUMN), strict=True)
             names = (origin.rpartition("/")[2] or f"{file_name}-{line}" for line, origin in origins)
             paths = [f"{file}::{line}/{name}" for line, name in zip(lines, names, strict=True)]
-            named = zip(paths, compress(audio, is_taken), strict=True)
-            contents = {path: content for path, content in named if content}
+            contents_by_path = zip(paths, compress(audio, is_chosen), strict=True)
+            contents = {path: content for path, content in contents_by_path if content}
 
             def find_audio(path: str, contents: Mapping[str, bytes] = contents) -> str | Excluded:
                 return path if path in contents else Excluded("", "no audio", f"{path} has none")
@@ -89,16 +89,16 @@ class AudioTable:
 
     def texts(self) -> pa.Table:
         """Return all rows without their audio."""
-        return add_partition(read_texts(self.file, self.options), self.partition).rows
+        return add_partition(read_text_rows(self.file, self.options), self.partition).rows
 
 
 def is_tar(file: str) -> bool:
-    """Check whether the name of a file is that of a tar."""
+    """Check whether a file is a tar, by its name."""
     return file.endswith((".tar", ".tar.gz", ".tgz"))
 
 
 def _named_errors(file: str, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield batches, and name the file and the last good row where it cannot be read."""
+    """Yield batches; if reading fails, name the file and the last good row in the error."""
     line = 0
     while True:
         failure = f"cannot be read after row {line}"
@@ -114,7 +114,7 @@ def _named_errors(file: str, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def add_partition(table: Table, partition: Mapping[str, str]) -> Table:
-    """Return a table with a column for each key of its folders that it has not."""
+    """Add a column for each key of its folders that a table lacks."""
     rows = table.rows
     for name in partition.keys() - {*rows.column_names}:
         rows = rows.append_column(name, pa.array([partition[name]] * len(rows), pa.string()))
@@ -125,14 +125,14 @@ def add_partition(table: Table, partition: Mapping[str, str]) -> Table:
 
 
 class _CheckedMember(tarfile.TarInfo):
-    """A member whose header is right: at a wrong or missing one, tarfile just ends."""
+    """A member with a checked header: at a wrong header, tarfile would silently end the tar."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            if buf and not any(buf):  # the mark of the end
+            if buf and not any(buf):  # zeros mark the end
                 raise
             raise tarfile.ReadError(f"{error}") from error
 
@@ -167,7 +167,7 @@ def _read_samples(file: str) -> Iterator[tuple[str, dict[str, bytes]]]:
                 yield last_key, sample
                 sample = {}
             if suffix in sample:
-                raise DataError(f"{file} has two members of the name {key}.{suffix}.")
+                raise DataError(f"{file} has two members called {key}.{suffix}.")
             sample[suffix] = content.read()
             last_key = key
     if sample:
@@ -226,7 +226,9 @@ def _read_arrow(
             rows = pa.Table.from_batches([batch])
             for part in rows.to_batches(batch_rows(len(rows), rows.nbytes)):
                 table = _to_table(pa.Table.from_batches([part.select(names)]), file, line)
-                cells = [read_audio(cell) for name in audio for cell in part[name].to_pylist()]
+                cells = [
+                    split_audio_cell(cell) for name in audio for cell in part[name].to_pylist()
+                ]
                 if audio:
                     paths = pa.array([path for _, path in cells], pa.string())
                     table = replace(table, rows=table.rows.append_column(PATH_COLUMN, paths))
@@ -237,13 +239,14 @@ def _read_arrow(
 def _find_columns(
     schema: pa.Schema, options: TableOptions, file: str, with_audio: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the column of the audio or of its path, and those that do not describe it.
+    """Return the names of the audio column, and of the columns that do not describe audio.
 
-    The path beside the audio of a dataset is that of its origin.
+    The audio column has the audio or its path; the list is empty unless ``with_audio``. A path
+    beside embedded audio names the file that the audio came from.
     """
     origins = find_columns(schema.names, "path")
-    inside = [name for name in origins if not is_text(schema.field(name).type)]
-    candidates = (inside if "path" not in options.columns else []) or schema.names
+    embedded = [name for name in origins if not is_text(schema.field(name).type)]
+    candidates = (embedded if "path" not in options.columns else []) or schema.names
     if with_audio:
         require_column(Table(file, schema.empty_table().select(candidates), []), options, "path")
     column = options.find(candidates, "path", file)
@@ -251,7 +254,7 @@ def _find_columns(
 
 
 def has_audio(file: str, options: TableOptions) -> bool:
-    """Check whether the rows of a file have the audio itself, not only paths of files."""
+    """Check whether the rows of a file contain audio, not only paths of files."""
     batches = _read_arrow(file, options, max_rows=10)
     _, audio = next(_named_errors(file, batches), (None, ()))
     return any(audio)
@@ -267,14 +270,14 @@ def read_paths(file: str, options: TableOptions) -> Table:
     return replace(table, rows=table.rows.rename_columns({PATH_COLUMN: name}))
 
 
-def read_texts(file: str, options: TableOptions) -> Table:
+def read_text_rows(file: str, options: TableOptions) -> Table:
     """Read the rows of a file without their audio."""
     batches = _named_errors(file, _read_arrow(file, options, with_audio=False))
     return join_tables((rows for rows, _ in batches), file)
 
 
-def read_audio(cell: Any) -> tuple[bytes | None, str]:
-    """Return the bytes of a cell's audio, None without any, and its path or name."""
+def split_audio_cell(cell: Any) -> tuple[bytes | None, str]:
+    """Return the bytes of the audio in a cell, None if it has none, and its path or name."""
     if isinstance(cell, Mapping):
         return cell.get("bytes"), cell.get("path") or ""
     if isinstance(cell, bytes):
@@ -283,19 +286,19 @@ def read_audio(cell: Any) -> tuple[bytes | None, str]:
 
 
 def is_text(type: pa.DataType) -> bool:
-    """Check whether a type is that of texts: of polars, pandas or a category, too."""
+    """Check whether a column of this type holds texts, also as polars or a category has them."""
     type = type.value_type if pa.types.is_dictionary(type) else type
     return type in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
 def _to_table(rows: pa.Table, file: str, line: int) -> Table:
-    """Return rows as texts, numbered from ``line``, without columns of bytes, lists or others."""
+    """Return rows as texts, numbered from ``line``; drop columns of bytes, lists and the like."""
     columns: dict[str, pa.Array] = {}
     other_values: dict[str, tuple[int, object]] = {}
     rows = name_classes(rows)
     for name, values in zip(rows.column_names, rows.columns, strict=True):
         type = values.type
-        if pa.types.is_floating(type):  # pandas writes NaN in the place of missing values
+        if pa.types.is_floating(type):  # pandas writes NaN for missing values
             values = pc.if_else(pc.is_nan(values), None, values)
         if pa.types.is_primitive(type) or pa.types.is_decimal(type):
             first = pc.index(values.is_valid(), True).as_py()

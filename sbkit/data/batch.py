@@ -42,10 +42,10 @@ from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.decoder_tokenizer import DecoderTokenizer
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
-LEAVE_SIGNAL = signal.SIGUSR2  # the only one that ends a worker
-BATCHES_AHEAD = 2  # of each worker, torch's default
-# With more clips, features are measured on as many drawn ones: their mean misses that of all by
-# 0.6 % of a deviation, in five languages.
+LEAVE_SIGNAL = signal.SIGUSR2  # the only signal that ends a worker
+BATCHES_AHEAD = 2  # per worker, torch's default
+# Statistics of features are measured on a random sample of this size: in five languages, its mean
+# differs from the mean of all clips by 0.6 % of a standard deviation.
 MAX_MEASURED_CLIPS = 5000
 
 Loader = DataLoader[Row]
@@ -68,7 +68,7 @@ class Batch:
     audio: Tensor  # (B, S) int16, zero past each length; it becomes float on the device
     audio_lengths: Tensor  # (B,) samples, on the CPU like all lengths
     weights: Tensor  # (B,) 1, or 0 for an utterance that only fills a rank's empty share
-    sources: Tensor  # (B,) index of the training source in a `mix`, 0 without; on the CPU
+    sources: Tensor  # (B,) index of the training source in a `mix`, otherwise 0; on the CPU
     speed_groups: tuple[SpeedGroup, ...]  # in the order of the rows
     seconds: float  # of audio, without padding and without utterances of weight 0
 
@@ -99,7 +99,7 @@ class TextBatch(Batch):
     texts: list[str]  # normalized
     tokens: Tensor  # (B, L) ids, the blank past each length
     token_lengths: Tensor  # (B,)
-    decoder_tokens: Tensor  # the same, unless an attention decoder has tokens of its own
+    decoder_tokens: Tensor  # the same, unless an attention decoder has its own tokens
     decoder_token_lengths: Tensor
 
     def rows(self) -> list[Row]:
@@ -111,7 +111,10 @@ class TextBatch(Batch):
 
 
 class UtteranceDataset(Dataset[Row]):
-    """Read the rows of many examples at once, and join the rows of each example."""
+    """Read the rows of many examples at once, and join the rows of each example.
+
+    listing: the file that lists damaged clips.
+    """
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class UtteranceDataset(Dataset[Row]):
         store_cache: StoreCache | None = None,
     ) -> None:
         self.rows = rows
-        self._listing = listing  # of damaged clips
+        self._listing = listing
         self._options = {"relocate": store_cache.cached} if store_cache else {}
 
     def __getitem__(self, index: int) -> Row:
@@ -176,9 +179,9 @@ def collate_audio(rows: Sequence[Row], sample_rate: int) -> dict[str, Any]:
 class TextCollate:
     """Pad utterances to a batch, and encode their texts.
 
-    In a language without spaces, those between joined rows are dropped: no token stands for them.
+    In a language without spaces, the spaces between joined rows are dropped: they have no token.
 
-    decoder_tokenizer: of an attention decoder with tokens of its own.
+    decoder_tokenizer: for an attention decoder with its own tokens.
     """
 
     def __init__(
@@ -193,13 +196,14 @@ class TextCollate:
         self._separator = " " if any(SPACE in piece for piece in tokenizer.pieces()) else ""
 
     def __call__(self, rows: Sequence[Row]) -> TextBatch:
-        """Make one batch; refuse an id that no loss accepts here, on the CPU."""
+        """Make one batch; ids that no loss accepts are refused here, on the CPU."""
         tokens = [self._encode(row) for row in rows]
-        own = self._decoder_tokenizer
+        decoder_tokenizer = self._decoder_tokenizer
         padded, lengths = self._pad(tokens)
         decoder_padded, decoder_lengths = padded, lengths
-        if own is not None:
-            decoder_padded, decoder_lengths = self._pad([own.encode(row["text"]) for row in rows])
+        if decoder_tokenizer is not None:
+            decoder_tokens = [decoder_tokenizer.encode(row["text"]) for row in rows]
+            decoder_padded, decoder_lengths = self._pad(decoder_tokens)
         return TextBatch(
             **collate_audio(rows, self._sample_rate),
             texts=[row["text"] for row in rows],
@@ -223,7 +227,7 @@ class TextCollate:
 
 
 def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> tuple[SpeedGroup, ...]:
-    """Group consecutive utterances of one speed; samples are counted before it changes."""
+    """Group consecutive utterances of equal speed; samples are counted at natural speed."""
     groups = []
     for percent, run in groupby(zip(percents, samples, strict=True), key=lambda pair: pair[0]):
         lengths = [length for _, length in run]
@@ -241,7 +245,7 @@ class Loaders:
     train: Loader  # this rank's share of the global batches of the epoch
     valid: Mapping[str, Loader]  # by split
     test: Mapping[str, Loader]  # by split
-    for_statistics: Loader  # the training set in order, or drawn clips of it
+    for_statistics: Loader  # the training set in order, or a random sample of it
     splits: Splits
 
 
@@ -250,7 +254,7 @@ def make_loaders(
 ) -> Loaders:
     """Plan the batches of every split.
 
-    collate: makes a `Batch` of rows, by `collate_audio` and with the labels of the recipe.
+    collate: makes a `Batch` of rows; it calls `collate_audio` and adds the labels of the recipe.
     """
     if settings["num_workers"] > 0:
         _require_room_for_workers(settings)
@@ -271,7 +275,7 @@ def make_loaders(
     )
     store_cache = StoreCache(folder) if (folder := settings["store_cache"]) else None
     train = RankSampler(plan, accumulation=settings["grad_accumulation_factor"], **ranks)
-    if store_cache and os.environ.get("LOCAL_RANK", "0") == "0":  # once for a machine
+    if store_cache and os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine
         train.on_epoch = partial(store_cache.fetch_ahead, splits.train)
     load = partial(
         make_loader,
@@ -287,7 +291,7 @@ def make_loaders(
         return load(split, sampler=sampler, listing=listing)
 
     measured = splits.train
-    if len(measured) > MAX_MEASURED_CLIPS:  # one is drawn from each of as many equal parts
+    if len(measured) > MAX_MEASURED_CLIPS:  # draw one clip from each of as many equal parts
         edges = np.arange(MAX_MEASURED_CLIPS + 1) * len(measured) // MAX_MEASURED_CLIPS
         rows = np.random.default_rng(settings["seed"]).integers(edges[:-1], edges[1:])
         measured = measured.select(rows)
@@ -315,7 +319,7 @@ def make_loader(
     if num_workers > 0:
         atexit.unregister(_end_workers)
         atexit.register(_end_workers)
-        # The user has chosen `num_workers`, and torch would comment on it at every epoch.
+        # The user has chosen `num_workers`; torch would comment on it in every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
         UtteranceDataset(rows, listing, store_cache),
@@ -328,8 +332,8 @@ def make_loader(
 
 
 def begin_worker(worker: int) -> None:
-    """Prepare a worker: it ends if it cannot pass on a batch, and leaves signals to the run."""
-    # Otherwise Python drops the batch, and the run waits for it forever.
+    """Prepare a worker: it ends if it cannot pass on a batch, and ignores signals to the run."""
+    # Otherwise Python would drop the batch, and the run would wait for it forever.
     Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
     for ignored in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
@@ -342,7 +346,7 @@ def _end_worker(error: Exception, batch: object) -> NoReturn:
 
 
 def _end_workers() -> None:
-    """End the workers that still read ahead; they ignore SIGTERM, which Python would send."""
+    """End workers that still read ahead, because they ignore the SIGTERM that Python sends."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
     for worker in multiprocessing.active_children():
@@ -361,7 +365,7 @@ def _require_room_for_workers(settings: SettingValues) -> None:
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
     if free < needed:
         raise ConfigError(
-            f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory, but there are "
-            f"{free / 1e6:.0f} MB. Lower `num_workers`, or start Docker with --shm-size.",
+            f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory, but only "
+            f"{free / 1e6:.0f} MB are free. Lower `num_workers`, or start Docker with --shm-size.",
             keys=("num_workers",),
         )

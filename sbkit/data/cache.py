@@ -1,4 +1,4 @@
-"""The cache: unpacked archives, and what it holds."""
+"""The cache folder: unpack archives into it, list its entries, and prune entries not needed."""
 
 import hashlib
 import json
@@ -21,17 +21,17 @@ from sbkit.data.filesystem import disk_errors, iter_members, unpacking_errors
 
 logger = logging.getLogger(__name__)
 
-CORPORA_FOLDER, ARCHIVES_FOLDER = "corpora", "archives"  # of the cache
+CORPORA_FOLDER, ARCHIVES_FOLDER = "corpora", "archives"  # in the cache
 DEBIAN_FOLDERS = ("asterisk-prompts", "festvox-ru")
 ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
-SOURCE_FILE = "source.json"  # of an unpacked archive: its path
-CORPUS_FILE = "corpus.json"  # of a prepared corpus: what it was made from
-# The folders of versions before this one; nothing reads them.
+SOURCE_FILE = "source.json"  # in an unpacked archive: the path of the archive
+CORPUS_FILE = "corpus.json"  # in a prepared corpus: the inputs that it was made from
+# Folders written by earlier versions; nothing reads them.
 FORMER_FOLDERS = (
     *("audio", "embedded", "facts", "files", "pitch", "prepared", "rows", "speech", "statistics"),
     *("symbols", "token_counts"),
 )
-FORMER_NAME = re.compile(r"\..*|.*-[0-9a-f]{8,16}(\.\w+)?")  # of all that they hold
+FORMER_NAME = re.compile(r"\..*|.*-[0-9a-f]{8,16}(\.\w+)?")  # matches every file in them
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 COPY_BYTES = 1 << 20
 
@@ -49,7 +49,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     Links and devices are skipped.
     """
     if not data_folder:
-        raise DataError("This corpus is read from a folder, but `data_folder` names none.")
+        raise DataError("This corpus is read from a folder, but `data_folder` is not set.")
     corpus = Path(data_folder).expanduser().absolute()
     if not is_archive(corpus):
         return corpus
@@ -76,15 +76,15 @@ def _unpack(archive: Path, folder: Path) -> None:
         tarfile.open(archive) as tar,
     ):
         for member in iter_members(tar):
-            path = PurePosixPath(member.name)  # Python before 3.11.4 has no filter for it
+            path = PurePosixPath(member.name)  # checked here: Python before 3.11.4 has no filter
             if _is_outside(path):
                 raise DataError(
-                    f"{archive} is not unpacked, because it would write outside of its own folder, "
-                    f"to {member.name[:200]!r}."
+                    f"{archive} is not unpacked, because its member {member.name[:200]!r} would be "
+                    "written outside of the target folder."
                 )
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            linked = PurePosixPath(member.linkname)  # a hard link follows the file that it names
+            linked = PurePosixPath(member.linkname)  # the tar has the linked file before its link
             if member.islnk() and not _is_outside(linked) and (folder / linked).is_file():
                 shutil.copyfile(folder / linked, target)
                 continue
@@ -119,8 +119,8 @@ def _innermost(folder: Path) -> Path:
 class CacheEntry(NamedTuple):
     """One folder of the cache.
 
-    sources: the folders, files or URLs that its content comes from, if known.
-    is_superseded: by what was prepared later.
+    sources: the folders, files or URLs of its content, if known.
+    is_superseded: whether a later folder holds the same corpus.
     """
 
     folder: Path
@@ -148,28 +148,29 @@ class CacheEntry(NamedTuple):
 
 
 def list_entries(cache: Path) -> list[CacheEntry]:
-    """List the folders of the cache: archives, corpora, packages, and what nothing reads."""
-    # Folders that sbkit has made, not lost+found, @eaDir or .Trash-1000
-    made = [*chain(*((cache / name).glob("[!.]*-*") for name in (ARCHIVES_FOLDER, CORPORA_FOLDER)))]
-    made.sort(key=lambda folder: folder.stat().st_mtime)
-    newest = {_kind_of(folder): folder for folder in made}
-    former = filter(_is_former, (cache / name for name in FORMER_FOLDERS))
+    """List the folders of the cache: archives, corpora, packages, and unused earlier folders."""
+    # The pattern matches folders that sbkit makes, but not lost+found, @eaDir or .Trash-1000.
+    parents = (cache / name for name in (ARCHIVES_FOLDER, CORPORA_FOLDER))
+    folders = [*chain.from_iterable(parent.glob("[!.]*-*") for parent in parents)]
+    folders.sort(key=lambda folder: folder.stat().st_mtime)
+    newest = {_supersession_key(folder): folder for folder in folders}
+    former_folders = filter(_is_former, (cache / name for name in FORMER_FOLDERS))
     entries = [
-        *(CacheEntry(f, _sources_of(f), newest[_kind_of(f)] != f) for f in made),
+        *(CacheEntry(f, _sources_of(f), newest[_supersession_key(f)] != f) for f in folders),
         *(CacheEntry(cache / name, []) for name in DEBIAN_FOLDERS),
-        *(CacheEntry(folder, ["an earlier version"], is_superseded=True) for folder in former),
+        *(CacheEntry(f, ["an earlier version"], is_superseded=True) for f in former_folders),
     ]
     return [entry for entry in entries if entry.folder.is_dir() and not entry.folder.is_symlink()]
 
 
 def _is_former(folder: Path) -> bool:
-    """Return whether earlier versions, and not the user, made all files of a folder."""
+    """Return whether earlier versions of sbkit wrote all files of a folder."""
     names = [path.name for path in folder.glob("*")]
     return bool(names) and all(map(FORMER_NAME.fullmatch, names))
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    """Return what an archive or a corpus was made from; {} if it does not tell."""
+    """Return the inputs of a corpus, or the source of an unpacked archive; {} if unknown."""
     for name in (CORPUS_FILE, SOURCE_FILE):
         with suppress(OSError, ValueError, LookupError):
             record: dict[str, Any] = json.loads((folder / name).read_text(**ENCODING))["made_from"]
@@ -189,19 +190,20 @@ def _texts_in(value: object) -> list[str]:
     return [*chain(*map(_texts_in, inner))] if isinstance(inner, Iterable) else []
 
 
-def _kind_of(folder: Path) -> str:
-    """Return a key that two corpora share if the later one supersedes the other."""
+def _supersession_key(folder: Path) -> str:
+    """Return a key that is equal for two corpora if the later one supersedes the other."""
     record = _read_record(folder)
     audio = record.get("audio") or {}
-    unpacked = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")  # another one if its archive is replaced
+    # The folder of an unpacked archive has another name if the archive is replaced.
+    archive_folder = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")
     texts = _texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
-    tables = [unpacked.sub("", text) for text in texts if "/" in text]
+    tables = [archive_folder.sub("", text) for text in texts if "/" in text]
     made_from = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
     return json.dumps(made_from) if record else folder.name
 
 
 def print_entries(cache: Path) -> None:
-    """Print the folders of the cache, a line each."""
+    """Print the folders of the cache, one per line."""
     for entry in list_entries(cache):
         print(f"{entry}{' (not needed)' if entry.is_orphan else ''}")
 

@@ -1,4 +1,4 @@
-"""Clips, decoded into the form of a store, and hashed in the same read.
+"""Decode clips, encode them for a store, and hash their file in the same read.
 
 audio file -> samples (S,) -> bytes of a WAV or FLAC
 """
@@ -29,7 +29,7 @@ READ_BYTES = 1 << 20  # at a time
 
 
 class HashedFile(io.RawIOBase):
-    """A file that is hashed while it is read, by whoever decodes it.
+    """A file that is hashed while a decoder reads it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryFile() as file:
@@ -66,7 +66,7 @@ class HashedFile(io.RawIOBase):
         return True
 
     def finish(self) -> str:
-        """Return the hash of the whole file; what nobody has read yet is read now."""
+        """Return the hash of the whole file, after reading the part that is still unread."""
         self._file.seek(self._num_hashed)
         while content := self._file.read(READ_BYTES):
             self._hash.update(content)
@@ -76,16 +76,16 @@ class HashedFile(io.RawIOBase):
 
 @dataclass
 class DecodedFile:
-    """Facts about a file, known once all of it is decoded."""
+    """Facts about a file, set once all of its clips are decoded."""
 
     digest: str = ""  # a hash of its content
-    channel_fault: str = ""  # what the downmix of its channels loses
+    channel_fault: str = ""  # a description of audio that the downmix of its channels loses
 
 
 class DecodedClip(NamedTuple):
-    """A clip in the form of a store."""
+    """A clip encoded for a store."""
 
-    audio: bytes | AudioError  # the error says why it cannot be decoded
+    audio: bytes | AudioError  # an error if it cannot be decoded
     samples: int = 0
 
 
@@ -96,10 +96,10 @@ def decode_file(
     result: DecodedFile,
     content: bytes | None = None,
 ) -> Iterator[DecodedClip]:
-    """Decode clips of one file and one channel, sorted by their start; it is read once.
+    """Decode clips of one file and one channel, sorted by start; the file is read once.
 
-    result: is filled in at the end.
-    content: of the file, if it lies in another one.
+    result: its fields are set after the last clip.
+    content: of the file, if it is inside another file.
     """
     path, downmixer = clips[0].path, Downmixer(clips[0].channel)
     try:
@@ -140,11 +140,11 @@ def _encode(samples: Samples | AudioError, sample_rate: int, store: str) -> Deco
     return DecodedClip(encode_audio(samples, sample_rate, **STORE_FORMATS[store]), len(samples))
 
 
-def by_file(spans: Iterable[AudioSpan]) -> list[int]:
-    """Return the indices of spans by file, in the order of first spans, channel and start."""
-    rank_of: dict[str, int] = {}
+def order_by_file(spans: Iterable[AudioSpan]) -> list[int]:
+    """Return the order of spans by file, channel and start; files stay in order of appearance."""
+    position_of: dict[str, int] = {}
     keys = [
-        (rank_of.setdefault(span.path, len(rank_of)), span.channel or 0, span.start)
+        (position_of.setdefault(span.path, len(position_of)), span.channel or 0, span.start)
         for span in spans
     ]
     return sorted(range(len(keys)), key=keys.__getitem__)

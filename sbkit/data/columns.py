@@ -1,4 +1,4 @@
-"""Columns of tables: their usual names, channels, and the times of spans of files.
+"""Find the columns of tables by their usual names, and parse the times of spans of files.
 
 Names are compared without case, spaces and brackets: "Start Time (s)" is ``start_time_s``.
 """
@@ -12,7 +12,7 @@ from sbkit.audio.io import AudioSpan, declared_seconds
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.manifest import DURATION_COLUMN, Excluded
 
-STOP_COLUMN = "stop"  # of SpeechBrain: with it, whole numbers count samples
+STOP_COLUMN = "stop"  # in tables of SpeechBrain, where whole numbers are samples
 USUAL_COLUMNS: Mapping[str, tuple[str, ...]] = {  # by role, the keys of `columns`
     "path": (
         *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
@@ -37,12 +37,12 @@ ROLE_OF = {
     **dict.fromkeys(("dev", "valid", "validation", "val", "development"), "valid"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-INVALID_CHANNEL = "invalid channel"  # reason
-
 MIN_SPAN_SECONDS, MAX_SPAN_SECONDS = 0.001, 1e9
-MAX_ROUNDING = 0.5  # seconds
-INVALID_SPAN = "invalid times of a span"  # reason
-CUT_SHORT = "ends of files that are longer than `duration` or `end` says"  # a reason of loss
+MAX_ROUNDING_SECONDS = 0.5
+# Reasons to exclude a row, or a part of its audio
+INVALID_CHANNEL = "invalid channel"
+INVALID_SPAN = "invalid times of a span"
+CUT_SHORT = "ends of files that are longer than `duration` or `end` says"
 
 
 def plain_name(column: str) -> str:
@@ -56,7 +56,7 @@ def plain_name(column: str) -> str:
 
 
 def find_columns(names: Sequence[str], role: str) -> list[str]:
-    """Return the columns that have a usual name of a role; those of times may have a unit."""
+    """Return the columns with a usual name of a role; names of times may end in a unit."""
     plain = {name: plain_name(name) for name in names}
     if role in TIME_ROLES:
         plain = {name: TIME_UNIT.sub("", text) for name, text in plain.items()}
@@ -69,7 +69,7 @@ def role_of(split: str) -> str | None:
 
 
 def find_split_column(columns: Sequence[str], read: Callable[[str], Iterable[str]]) -> str | None:
-    """Return the column ``split``, or another in which every value is the name of a split.
+    """Return the column ``split``, or a similar column with only names of splits as values.
 
     read: returns the values of a column.
     """
@@ -97,7 +97,7 @@ class SpanColumns(NamedTuple):
         """Choose among the columns of these roles; there may be no start, as in NeMo."""
         if start:
             return cls(start, "" if end else length or "", end or "")
-        if length and plain_name(length) != DURATION_COLUMN:  # of the whole file
+        if length and plain_name(length) != DURATION_COLUMN:  # the duration of the whole file
             return cls(length=length)
         return cls(end=end or "")
 
@@ -125,9 +125,10 @@ def parse_span(
 
     A span without a start begins with its file, and one without a length or end lasts to the end.
 
-    units: of each in a second.
+    times: the fields of the start, the length and the end.
+    units: how many units of each field make a second.
     """
-    text = channel.strip().removesuffix(".0")  # of pandas
+    text = channel.strip().removesuffix(".0")  # pandas writes 1.0 for 1
     number = int(text) if text.isdecimal() else None
     if text and number is None:
         return Excluded("", INVALID_CHANNEL, f"{channel} is not one channel, counted from 0")
@@ -148,8 +149,8 @@ def parse_span(
     if not start:
         is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for too long a name
         seconds = declared_seconds(path) if is_file else 0.0
-        # A rounded length must not cut words; many scripts write int(seconds).
-        if seconds - last <= max(MAX_ROUNDING, last / 10) or last == int(seconds):
+        # A rounded length must not cut off words; many scripts write int(seconds).
+        if seconds - last <= max(MAX_ROUNDING_SECONDS, last / 10) or last == int(seconds):
             return AudioSpan(path, channel=number)
     microseconds = None if is_open else round(last * MICROSECONDS)
     return AudioSpan(path, round(first * MICROSECONDS), microseconds, number)

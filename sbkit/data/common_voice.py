@@ -1,12 +1,12 @@
-"""Releases of Common Voice: Scripted Speech, whose splits are tables, and Spontaneous Speech.
+"""Read releases of Common Voice: Scripted Speech, with a table per split, and Spontaneous Speech.
 
 <release>/train.tsv ...               a TSV for each split
           clips/                      the audio files
-          clip_durations.tsv          since 16.1: their milliseconds
+          clip_durations.tsv          since 16.1: their durations in milliseconds
 <release>/ss-corpus-LANGUAGE.tsv      audio_file, transcription, split, quality_tags and others
           audios/                     MP3s, also of clips that the table leaves out
 
-https://github.com/common-voice/cv-dataset/tree/main/datasets has their formats.
+The formats are described in https://github.com/common-voice/cv-dataset/tree/main/datasets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ from sbkit.data.tables import (
 )
 
 DURATIONS_FILE = "clip_durations.tsv"
-SPS_TABLE = "ss-corpus-{}.tsv"  # of Spontaneous Speech
+SPONTANEOUS_TABLE = "ss-corpus-{}.tsv"
 AUDIO_FOLDER = "audios"
 UNASSIGNED = "unassigned"  # the split of rows whose transcription is not validated
 
@@ -45,9 +45,9 @@ Durations = tuple[Counts, pa.ChunkedArray]  # sorted hashes of paths, and millis
 def read_releases(
     releases: Mapping[str, Path], split: str, options: TableOptions
 ) -> Iterator[Manifest]:
-    """Yield one split, a TSV in the release folder of each language, in blocks.
+    """Yield the rows of a split, a TSV in the release folder of each language, in blocks.
 
-    One with repeated clips, or repeated names of clips, is one block.
+    A split with repeated clips, or repeated names of clips, is one block.
     """
     durations = {language: _read_durations(release) for language, release in releases.items()}
     read = partial(_read_blocks, releases, split, options, durations)
@@ -77,16 +77,16 @@ def _read_blocks(
     """Yield the rows of all releases, with a column ``duration_ms`` if the durations are known."""
     for language, release in releases.items():
         clips = release / CLIPS_FOLDER
-        own_options = replace(options, language=language)
+        release_options = replace(options, language=language)
         for table in read_blocks(release / f"{split}.tsv", options.encoding):
-            block = to_manifest(table, own_options, partial(locate_clip, clips), clips)
-            known = durations[language]
-            if known and DURATION_COLUMN not in block.rows.column_names:
-                hashes, milliseconds = known
-                own_hashes = hash_texts(block.rows["audio"])
-                indices = np.searchsorted(hashes, own_hashes)
+            block = to_manifest(table, release_options, partial(locate_clip, clips), clips)
+            release_durations = durations[language]
+            if release_durations and DURATION_COLUMN not in block.rows.column_names:
+                hashes, milliseconds = release_durations
+                block_hashes = hash_texts(block.rows["audio"])
+                indices = np.searchsorted(hashes, block_hashes)
                 indices[indices == len(hashes)] = 0
-                is_missing = hashes[indices] != own_hashes
+                is_missing = hashes[indices] != block_hashes
                 column = milliseconds.take(pa.array(indices, mask=is_missing))
                 block = replace(block, rows=block.rows.append_column(DURATION_COLUMN, column))
             if len(releases) > 1:
@@ -96,9 +96,9 @@ def _read_blocks(
 
 
 def _read_durations(release: Path) -> Durations | None:
-    """Return the durations of a release since 16.1.
+    """Return the durations of a release since 16.1; None for earlier ones.
 
-    Two of 40 million hashes of 64 bits are equal in one of 20,000 releases.
+    Among 40 million hashes of 64 bits, two are equal with a probability of 1 in 20,000.
     """
     file = release / DURATIONS_FILE
     if not file.is_file():
@@ -106,7 +106,8 @@ def _read_durations(release: Path) -> Durations | None:
     columns: list[pa.ChunkedArray] = read_table(file).rows.columns
     if len(columns) < 2:
         raise DataError(
-            f"{file} must have the columns clip and duration[ms], but has only one. Remove it.",
+            f"{file} must have the columns clip and duration[ms], but has only one column. Remove "
+            "the file.",
             file=f"{file}",
             line=1,
         )
@@ -119,13 +120,13 @@ def _read_durations(release: Path) -> Durations | None:
 
 
 def read_spontaneous(file: Path, split: str | None, options: TableOptions) -> Manifest:
-    """Read one split of a release, or all rows, without those that are not transcribed."""
+    """Read the transcribed rows of one split of a release, or of all splits."""
     table = read_table(file, options.encoding)
     names = table.rows.column_names
     text = options.find(names, "text", file)
     sentences = read_text_column(table.rows, text)
     is_used = np.array([not text or bool(sentence.strip()) for sentence in sentences])
-    # The column `language` has its name in English; manifests have its tag.
+    # The column `language` has the English name of the language; manifests have its tag.
     rows = table.rows.select([name for name in names if name != "language"])
     used = replace(table, rows=rows.filter(pa.array(is_used)), lines=np.array(table.lines)[is_used])
     audios = file.parent / AUDIO_FOLDER
@@ -138,19 +139,21 @@ def read_spontaneous(file: Path, split: str | None, options: TableOptions) -> Ma
 def choose_rows(manifest: Manifest, split: str, source: object) -> Manifest:
     """Return the rows of a split, by the column ``split``.
 
-    A row without one has that of its speaker, else train. If no row has one, speakers are dealt.
+    A row without a split gets the split of its speaker, or train. If no row has a split, speakers
+    are dealt to the splits.
 
-    source: of the manifest, for an error.
+    source: the file of the manifest, for an error.
     """
-    named = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
-    speakers = [speaker or f"clip {id}" for speaker, id in named]
+    names_and_ids = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
+    speakers = [name or f"clip {id}" for name, id in names_and_ids]
     rows = [*zip(speakers, read_text_column(manifest.rows, "split"), strict=True)]
     split_of = {speaker: name for speaker, name in rows if name in RELEASE_SPLITS}
-    names_of_none = {""} if split_of else {"", UNASSIGNED}
+    unassigned_names = {""} if split_of else {"", UNASSIGNED}
     split_of = split_of or deal_speakers({*speakers}, DEFAULT_SHARES, source)
     splits = [
-        split_of.get(speaker, RELEASE_SPLITS[0]) if name in names_of_none else name
+        split_of.get(speaker, RELEASE_SPLITS[0]) if name in unassigned_names else name
         for speaker, name in rows
     ]
     chosen = manifest.filter(np.array(splits) == split)
-    return chosen if split == RELEASE_SPLITS[0] else Manifest(chosen.rows)  # the rest has no split
+    # Excluded rows have no split; they are reported once, with the training split.
+    return chosen if split == RELEASE_SPLITS[0] else Manifest(chosen.rows)

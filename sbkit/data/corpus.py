@@ -1,6 +1,6 @@
-"""Corpora: they name the splits of each role, and read the manifest of a split.
+"""Corpora: the splits of each role, the rows of a split, and the assignment of speakers to splits.
 
-Speakers are dealt to the splits, the same in every table and in later releases.
+A speaker is in the same split in every table and in later releases.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ from sbkit.data.cache import unpack_corpus
 from sbkit.data.manifest import Clip, Excluded, Manifest
 
 ROLES = ("train", "valid", "test")
-RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
+RELEASE_SPLITS = ("train", "dev", "test")  # as Common Voice names them
 USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by role
 ROLE_PREFIXES = {"train": ("train",), "valid": ("dev", "valid"), "test": ("test", "eval")}
-DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
+DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # approximately, of the speakers; the rest is train
 
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 
 SettingValues = Mapping[str, Any]  # the plain values of a YAML
-CorpusRow = Clip | Excluded | Manifest | AudioTable  # of a corpus, or a block of rows
+CorpusRow = Clip | Excluded | Manifest | AudioTable  # one row, or a block of rows
 
 
 class Corpus:
     """A corpus of speech: its splits, and the rows of each.
 
-    A recipe folder has one in its file corpus.py, a user's module as well: one class each.
+    The file corpus.py of a recipe folder, or a user's module, defines one subclass.
 
     >>> class Notes(Corpus):
     ...     def read(self, split: str) -> Iterable[Clip]:
@@ -47,9 +47,9 @@ class Corpus:
     ('dev',)
 
     Attributes:
-        name: as a model card shows it; without one it shows the name of the data folder.
-        layout: what its data folder is, for help and errors.
-        has_audio: whether its rows have the place of decoded audio.
+        name: for model cards; if it is empty, they show the name of the data folder.
+        layout: a phrase that describes its data folder, for help and errors.
+        has_audio: whether its rows have the location of decoded audio.
     """
 
     name: ClassVar[str] = ""
@@ -69,22 +69,22 @@ class Corpus:
         return USUAL_SPLITS
 
     def available(self) -> Sequence[str]:
-        """Return all splits, among which the key ``splits`` chooses."""
+        """Return all splits that the key ``splits`` may name."""
         return [*chain.from_iterable(self.splits().values())]
 
     def read(self, split: str) -> Iterable[CorpusRow]:
-        """Return the rows of one split: clips and what is excluded, or whole blocks of rows."""
+        """Return the rows of one split: clips and excluded rows, or whole blocks of rows."""
         raise NotImplementedError
 
     def files(self) -> Sequence[Path] | None:
-        """Return the tables, or their folders, whose names, sizes and times decide the rows.
+        """Return the tables, or their folders: rows are read again if a name, size or time changes.
 
         None: the rows are read at each start.
         """
         return None
 
     def about(self) -> Mapping[str, str | None]:
-        """Return the ``name`` and the ``license``, as far as they are known."""
+        """Return the ``name`` and the ``license`` if they are known."""
         return {}
 
     # What all corpora have in common
@@ -99,8 +99,8 @@ class Corpus:
         if files is None:
             return None
         paths = [path.absolute() for path in files]
-        inside = (sorted(path.iterdir()) if path.is_dir() else [path] for path in paths)
-        stats = [(path, path.stat()) for path in chain(*inside) if path.is_file()]
+        tables = (sorted(path.iterdir()) if path.is_dir() else [path] for path in paths)
+        stats = [(path, path.stat()) for path in chain(*tables) if path.is_file()]
         return [[str(p), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for p, stat in stats]
 
     def blocks(self, split: str) -> Iterator[Manifest | AudioTable]:
@@ -126,20 +126,20 @@ class Corpus:
         return {"name": name, "license": None, **stated}
 
     def roots(self) -> list[Path]:
-        """Return the folders that the paths of clips start from: of the tables, and its own."""
+        """Return the folders that clips may lie in: those with the tables, and the data folders."""
         tables = [path.absolute() for path in self.files() or ()]
         roots = [path if path.is_dir() else path.parent for path in tables]
-        named = self.settings.get("data_folder") or ()
-        folders = [named] if isinstance(named, str | Path) else named
+        data_folder = self.settings.get("data_folder") or ()
+        folders = [data_folder] if isinstance(data_folder, str | Path) else data_folder
         roots += [Path(path).expanduser().absolute() for path in folders if "://" not in str(path)]
         return [*dict.fromkeys(roots)]
 
     def sources(self) -> dict[str, str]:
-        """Return the checksums of the modules of the user's that read the corpus, or will."""
+        """Return the checksums of the user's modules that read the corpus."""
         return user_digests(type(self).__module__)
 
 
-# The choice
+# Choosing a corpus
 
 
 def corpora() -> dict[str, type[Corpus]]:
@@ -151,11 +151,11 @@ def corpora() -> dict[str, type[Corpus]]:
 
 
 def corpus_of(settings: SettingValues) -> Corpus:
-    """Choose a corpus: the class in the module ``corpus``, else the one that recognizes the keys.
+    """Choose a corpus: the class in the module ``corpus``, else one that recognizes the settings.
 
     Several data folders are joined.
     """
-    # Read all of them, so that `sbkit check` lists none as unread.
+    # All keys are read, so that `sbkit check` lists none as unread.
     names = ("corpus", "manifest", "data_folder", "split_shares")
     module, manifest, data_folder, _ = map(settings.get, names)
     if isinstance(data_folder, list) and not manifest:
@@ -172,19 +172,20 @@ def corpus_of(settings: SettingValues) -> Corpus:
             f"Choose one by `corpus: {'` or `corpus: '.join(choices)}`."
         )
     layouts = [corpus.layout for corpus in corpora().values() if corpus.layout]
-    state = "is none" if Path(str(data_folder)).expanduser().exists() else "does not exist"
+    exists = Path(str(data_folder)).expanduser().exists()
+    state = "is none of these" if exists else "does not exist"
     if "://" in str(data_folder):
         state = "has no such index, or cannot be reached"
     raise DataError(
         f"data_folder must be {', '.join(layouts[:-1])} or {layouts[-1]}, but {data_folder} "
-        f"{state}. Tables are named in `manifest: {{train: FILE, dev: FILE}}`."
+        f"{state}. For tables, write `manifest: {{train: FILE, dev: FILE}}`."
     )
 
 
 def named_folder(settings: SettingValues) -> Path | None:
-    """Return the data folder that chooses a corpus, unpacked if it is an archive; None for a URL.
+    """Return the data folder of a corpus, unpacked if it is an archive; None for a URL.
 
-    Beside ``manifest``, the data folder is only the start of paths.
+    None is also returned if ``manifest`` is set: paths then only start from the data folder.
     """
     folder = settings.get("data_folder")
     if not folder or settings.get("manifest") or "://" in str(folder):
@@ -198,7 +199,7 @@ def _import_class(name: str) -> type[Corpus]:
         module = import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"`corpus` names the module {name!r}, which cannot be imported ({error}). Put its file "
+            f"The module {name!r} that `corpus` names cannot be imported ({error}). Put its file "
             "beside the YAML or on PYTHONPATH."
         ) from error
     return _class_in(module)
@@ -211,7 +212,7 @@ def _class_in(module: ModuleType) -> type[Corpus]:
     if len(classes) != 1:
         raise ConfigError(
             f"The module {name} of a corpus must have one class derived from sbkit.Corpus, but has "
-            f"{' and '.join(found.__name__ for found in classes) or 'none'}."
+            f"{' and '.join(c.__name__ for c in classes) or 'none'}."
         )
     return classes[0]
 
@@ -234,16 +235,16 @@ class JoinedCorpora(Corpus):
         names = [re.sub(r"[^\w.+-]+", "-", name).strip("-") for name in names]
         if len({*names}) < len(names):
             raise ConfigError(
-                f"`data_folder` lists {', '.join(folders)}, two of which have the same name."
+                f"Two of the folders in `data_folder` have the same name: {', '.join(folders)}."
             )
-        # The key `splits` names splits of all.
-        own = [{**settings, "data_folder": folder, "splits": None} for folder in folders]
-        self.corpora = dict(zip(names, map(corpus_of, own), strict=True))
+        # The key `splits` names joined splits, so it is not passed on.
+        folder_settings = [{**settings, "data_folder": f, "splits": None} for f in folders]
+        self.corpora = dict(zip(names, map(corpus_of, folder_settings), strict=True))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        own_splits = {name: corpus.splits() for name, corpus in self.corpora.items()}
+        splits = {name: corpus.splits() for name, corpus in self.corpora.items()}
         return {
-            role: [f"{split}-{name}" for name in own_splits for split in own_splits[name][role]]
+            role: [f"{split}-{name}" for name in splits for split in splits[name][role]]
             for role in ROLES
         }
 
@@ -257,9 +258,9 @@ class JoinedCorpora(Corpus):
     def read(self, split: str) -> Iterable[CorpusRow]:
         # The name of one folder may be the end of another name: fr and sps-fr.
         name = max((name for name in self.corpora if split.endswith(f"-{name}")), key=len)
-        corpus, own_split = self.corpora[name], split.removesuffix(f"-{name}")
-        splits = {"train": own_split} if split in self.roles()["train"] else None
-        return type(corpus)({**corpus.settings, "splits": splits}).blocks(own_split)
+        corpus, inner_split = self.corpora[name], split.removesuffix(f"-{name}")
+        splits = {"train": inner_split} if split in self.roles()["train"] else None
+        return type(corpus)({**corpus.settings, "splits": splits}).blocks(inner_split)
 
     def state(self) -> object:
         states = [corpus.state() for corpus in self.corpora.values()]
@@ -306,24 +307,24 @@ def resolve_splits(
             if name not in available:
                 raise ConfigError(
                     f"`splits.{role}` names {name!r}, which is not a split of the corpus. Choose "
-                    f"among: {choices}{', or [] for none' * (role == 'test')}."
+                    f"from: {choices}{', or [] for none' * (role == 'test')}."
                 )
         if not splits and role != "test":
             raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
         if "train" in splits and role != "train":
             raise ConfigError(
-                f"`splits.{role}` names a split called train, which is a run's training set."
+                f"`splits.{role}` names the split train, which can only be the training set."
             )
     for first, second in combinations(ROLES, 2):
         for name in {*roles[first]} & {*roles[second]}:
             raise ConfigError(
-                f"{name!r} is in `splits.{first}` and in `splits.{second}`, but has one role."
+                f"{name!r} is in both `splits.{first}` and `splits.{second}`. Remove one of them."
             )
     return roles
 
 
 def splits_by_prefix(names: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return the splits of each role that begin as `ROLE_PREFIXES`."""
+    """Return the splits of each role, by the prefixes in `ROLE_PREFIXES`."""
     return {
         role: [split for split in names if split.lower().startswith(prefixes)]
         for role, prefixes in ROLE_PREFIXES.items()
@@ -362,16 +363,17 @@ def deal_speakers(
 ) -> dict[str, str]:
     """Return the split of each speaker, which follows from the speaker's name and the shares.
 
-    So speakers that come later move nobody, except those who fill a split.
+    Speakers that are added later do not move the others, except out of filled splits.
 
-    source: of the speakers, for an error.
-    fill: whether each split must have a speaker. An empty one takes the speaker with the smallest
-        hash from the split that has the most.
+    source: the file of the speakers, for an error.
+    fill: whether each split must have a speaker. An empty split gets the speaker with the smallest
+        hash from the largest split.
     """
     if fill and len(speakers) <= len(shares):
         raise DataError(
-            f"{source} has {plural(len(speakers), 'speaker')}, and {len(shares) + 1} splits need "
-            "one each. Write a column `split`, or fewer splits in `split_shares`."
+            f"{source} has {plural(len(speakers), 'speaker')}, but each of {len(shares) + 1} "
+            "splits needs at least one. Add a column `split`, or name fewer splits in "
+            "`split_shares`."
         )
     splits, ends = [*shares, RELEASE_SPLITS[0]], [*accumulate(shares.values())]
     in_order = sorted(speakers, key=_position)

@@ -1,9 +1,9 @@
-"""The data of a run: hours, speakers, lengths, characters, excluded and shared utterances.
+"""Report the data of a run: hours, speakers, lengths, characters, excluded and shared utterances.
 
 splits -> facts, plain data -> ``data_report.json``, and a page of `sbkit prepare --report`
 
-Pages play clips as MP3, which every browser plays: 3.7 kB for a second at 16 kHz. Opus is as small
-and takes five times as long to encode.
+Pages have clips as MP3, which every browser plays: 3.7 kB for a second at 16 kHz. Opus is as small
+but takes five times as long to encode.
 """
 
 import base64
@@ -27,11 +27,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_lines_atomically, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.data.facts import measure_once
+from sbkit.data.facts import fingerprint_of, measure_once
 from sbkit.data.manifest import DURATION_COLUMN, Excluded, hash_texts, parse_durations
 from sbkit.data.mix import sources_of
 from sbkit.data.normalization_report import find_changes
-from sbkit.data.shard import AUDIO, MAX_DURATION_ERROR, read_clips
+from sbkit.data.shard import AUDIO, MAX_DURATION_ERROR, read_samples
 from sbkit.data.splits import (
     Splits,
     batch_columns,
@@ -47,12 +47,13 @@ from sbkit.text.normalization import separates_words
 
 logger = logging.getLogger(__name__)
 
-SHARED_COLUMNS = ("id", "text", "speaker")  # whose values a test set should not share with train
+SHARED_COLUMNS = ("id", "text", "speaker")  # values that a test set should not share with train
 MAX_EXAMPLES = 5  # of excluded utterances, for each reason
 MAX_TRANSCRIPTS = 10  # shown before and after normalization, with their sound
 MAX_EXAMPLE_SECONDS = 15.0
-# A clip is as many times slower or faster than the median of its split. In the splits of five
-# default corpora, clips have 0.42 to 2.45 times the median, with one second added to each.
+# A clip is implausible if it is this many times slower or faster than the median of its split. In
+# the splits of five default corpora, clips have 0.42 to 2.45 times the median (see
+# `implausible_rows`).
 IMPLAUSIBLE_FACTOR = 4.0
 IMPLAUSIBLE_DEVIATIONS = 5.0  # median absolute deviations, in units of a normal deviation
 MIN_COMPARED_CLIPS = 20
@@ -61,7 +62,7 @@ Facts = dict[str, Any]  # plain data
 
 
 def log_data(splits: Splits, folder: Path, sample_rate: int) -> None:
-    """Log the size of every split, and list the utterances that are left out in the folder."""
+    """Log the size of every split, and write the list of left-out utterances into the folder."""
     for name, split in splits.named().items():
         minutes = samples_to_seconds(int(sample_counts(split).sum()), sample_rate) / 60
         logger.info(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
@@ -109,7 +110,7 @@ def measure_data(
     splits: Splits, *, sample_rate: int, language: object, corpus: object = None
 ) -> Facts:
     """Measure all splits, without reading audio."""
-    named = splits.named()
+    by_name = splits.named()
     return {
         "corpus": corpus,
         "language": language,
@@ -122,16 +123,16 @@ def measure_data(
                 {"rate": sample_rate, "language": str(language)},
                 partial(_measure, split, sample_rate, str(language)),
             )
-            for name, split in named.items()
+            for name, split in by_name.items()
         },
         "left_out": _group_left_out(splits),
         **measure_once(
             splits.train,
             "data_report",
-            {"shared": {name: split._fingerprint for name, split in named.items()}},
+            {"shared": {name: fingerprint_of(split) for name, split in by_name.items()}},
             lambda: {
-                "speakers": _count_speakers(named.values()),
-                "shared": [*_compare_splits(named)],
+                "speakers": _count_speakers(by_name.values()),
+                "shared": [*_compare_splits(by_name)],
             },
         ),
     }
@@ -153,12 +154,12 @@ def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
         "speakers": _count_speakers([split]),
-        # Several languages or none count as one with words.
+        # Data of several languages, or of an unknown one, is taken to have words.
         "words": num_words if separates_words(language) else None,
         "seconds": dict(zip(("shortest", "median", "longest"), quantiles, strict=False)),
         "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),
         "implausible": take_columns(implausible, "id", "text", "samples").to_pylist(),
-        "other_durations": _list_other_durations(split, sample_rate),
+        "other_durations": _list_wrong_durations(split, sample_rate),
         "transcripts": take_columns(examples, "id", "sentence", "text").to_pylist(),
         "characters": dict(counts.most_common()),
         "changes": find_changes(split, language),
@@ -168,8 +169,8 @@ def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
 def implausible_rows(characters: Counts, samples: Counts, sample_rate: int) -> list[int]:
     """Return the rows whose transcripts are far too long or too short for the clip, worst first.
 
-    A second of audio at the median rate is added to every clip, because a single word may take
-    several times as long as the same letters in a sentence, with silence around it.
+    A second of audio at the median rate is added to every clip, because a single word with silence
+    around it may take several times as long as the same letters in a sentence.
     """
     rows = np.flatnonzero((characters > 0) & (samples > 0))
     if len(rows) < MIN_COMPARED_CLIPS:
@@ -177,13 +178,13 @@ def implausible_rows(characters: Counts, samples: Counts, sample_rate: int) -> l
     median_rate = np.median(characters[rows] / samples[rows])
     ratios = np.log((characters[rows] / median_rate + sample_rate) / (samples[rows] + sample_rate))
     distances = np.abs(ratios - np.median(ratios))
-    deviation = 1.4826 * np.median(distances)  # of a normal distribution
+    deviation = 1.4826 * np.median(distances)  # the standard deviation, if normally distributed
     limit = max(np.log(IMPLAUSIBLE_FACTOR), IMPLAUSIBLE_DEVIATIONS * deviation)
     worst_first = np.argsort(-distances)
     return [int(rows[index]) for index in worst_first if distances[index] > limit]
 
 
-def _list_other_durations(split: datasets.Dataset, sample_rate: int) -> list[Facts]:
+def _list_wrong_durations(split: datasets.Dataset, sample_rate: int) -> list[Facts]:
     """List the clips whose decoded length differs from the duration that their corpus states."""
     if DURATION_COLUMN not in split.column_names:
         return []
@@ -206,7 +207,7 @@ def _count_speakers(splits: Iterable[datasets.Dataset]) -> int | None:
 
 
 def _group_left_out(splits: Splits) -> list[Facts]:
-    """Count the rows that are left out, by split and reason; filtered rows have no examples."""
+    """Count the left-out rows by split and reason, with examples, except of filtered rows."""
     groups = defaultdict[tuple[str, str], list[Excluded]](list)
     for row in (*splits.excluded, *splits.out_of_range):
         groups[row.split, row.reason].append(row)
@@ -224,9 +225,9 @@ def _group_left_out(splits: Splits) -> list[Facts]:
     ]
 
 
-def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
-    """Count the clips that a split has again, and the values that two splits share, by column."""
-    for name, split in named.items():
+def _compare_splits(by_name: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
+    """Count the repeated clips of each split, and the values that two splits share, by column."""
+    for name, split in by_name.items():
         keys = [hash_texts(_audio_keys(columns)) for columns in batch_columns(split, AUDIO)]
         _, first_rows = np.unique(np.concatenate([np.empty(0, np.int64), *keys]), return_index=True)
         copies = np.setdiff1d(np.arange(len(split)), first_rows)
@@ -239,10 +240,10 @@ def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
                 "examples": [*split.select(copies[:MAX_EXAMPLES])["id"]],
             }
     columns = [
-        c for c in SHARED_COLUMNS if all(c in split.column_names for split in named.values())
+        c for c in SHARED_COLUMNS if all(c in split.column_names for split in by_name.values())
     ]
-    for (first_name, first), (second_name, second) in combinations(named.items(), 2):
-        shared: dict[str, tuple[pa.Array, int]] = {}  # values of the second split, and its total
+    for (first_name, first), (second_name, second) in combinations(by_name.items(), 2):
+        shared: dict[str, tuple[pa.Array, int]] = {}  # shared values, and how many the second has
         for column in columns:
             values = _distinct_values(second, column)
             blocks = (block[column] for block in batch_columns(first, column))
@@ -269,13 +270,13 @@ def _distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
 
 
 def _occur_in(blocks: Iterable[pa.ChunkedArray], values: pa.Array) -> pa.Array:
-    """Return the values of a small split that occur in a column of a large one, in blocks."""
+    """Return whether each value of a small split occurs in a column of a large one."""
     shared = [pc.unique(block.filter(pc.is_in(block, value_set=values))) for block in blocks]
     return pc.is_in(values, value_set=pa.concat_arrays([pa.array([], pa.string()), *shared]))
 
 
 def _audio_keys(columns: pa.Table) -> pa.ChunkedArray:
-    """Return the digest of each row's audio, or the path of its own file."""
+    """Return the digest of each row's audio; the path of the file if the audio is lazy."""
     digest, start, file = (pc.struct_field(columns[AUDIO], n) for n in ("digest", "start", "file"))
     return pc.if_else(pc.is_valid(start), digest, file)
 
@@ -290,8 +291,8 @@ def encode_clips(
 ) -> dict[str, str]:
     """Return clips as MP3 in base64, by id and in the order of ``ids``.
 
-    Missing and unreadable clips are skipped, and all if MP3 does not support the rate (Hz). Longer
-    ones are cut to ``max_seconds``. All together have at most ``max_characters``.
+    Missing and unreadable clips are skipped; if MP3 does not support the rate (Hz), all are. Clips
+    are cut to ``max_seconds``, and the results have at most ``max_characters`` in all.
     """
     if sample_rate not in MP3_RATES:
         return {}
@@ -302,7 +303,7 @@ def encode_clips(
         if row < 0:
             continue
         try:
-            (audio,) = read_clips(split, [row])
+            (audio,) = read_samples(split, [row])
         except SbkitError:
             continue
         content = encode_mp3(audio[: seconds_to_samples(max_seconds, sample_rate)], sample_rate)

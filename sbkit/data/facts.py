@@ -1,6 +1,6 @@
-"""Facts about rows, cached in files of their corpus: token counts, normalized texts, pitch.
+"""Cache facts about rows in files of their corpus: token counts, normalized texts, pitch.
 
-rows, inputs -> digest -> CORPUS/facts/NAME-DIGEST, which one process makes
+rows, inputs -> digest -> CORPUS/facts/NAME-DIGEST
 """
 
 import atexit
@@ -18,7 +18,7 @@ from datasets import Dataset
 from sbkit.base.code_versions import versions_of_code
 from sbkit.base.files import fsync_path, remove, temporary_path, to_json
 from sbkit.data.cache import CORPUS_FILE, ENCODING
-from sbkit.data.units import digest_of
+from sbkit.data.work_units import short_digest
 
 FACTS_FOLDER = "facts"
 
@@ -36,17 +36,17 @@ def cached_fact(
 ) -> Fact:
     """Return the fact that an earlier call has cached for these rows and inputs, or write it.
 
-    It lies in the corpus; if that is read-only, in the cache.
+    Its file is in the corpus; if that is read-only, in the cache.
 
-    name: of the fact; `CODE_VERSIONS` has the version of the code that makes it.
-    made_from: plain data that names all inputs but the rows and our code.
-    write: writes the file, whose path it is given.
-    read: reads it; raises OSError or ValueError if it is damaged.
+    name: of the fact; `CODE_VERSIONS` has the version of the code that computes it.
+    made_from: plain data that names all inputs except the rows and our code.
+    write: writes the fact to a path.
+    read: reads the fact from a path; raises OSError or ValueError if the file is damaged.
     """
     fact = _find_fact(rows, name, made_from, read)
     if fact is not None:
         return fact
-    for file in _places_of(rows, name, made_from):
+    for file in _candidate_files(rows, name, made_from):
         temporary = temporary_path(file)
         try:
             if file.parent == _process_folder():
@@ -59,7 +59,7 @@ def cached_fact(
             failure = error
             logger.info(f"note: {file} cannot be cached, because {error}")
         finally:
-            with suppress(OSError):  # a read-only disk refuses to remove even what is not there
+            with suppress(OSError):  # a read-only disk refuses to remove even a missing file
                 remove(temporary)
     raise failure
 
@@ -67,16 +67,23 @@ def cached_fact(
 def _find_fact(
     rows: Dataset, name: str, made_from: Mapping[str, object], read: Callable[[Path], Fact]
 ) -> Fact | None:
-    """Return the fact that `cached_fact` has written; None if there is none or it is damaged."""
-    for file in _places_of(rows, name, made_from):
+    """Return the fact that `cached_fact` has written; None if it is missing or damaged."""
+    for file in _candidate_files(rows, name, made_from):
         with suppress(OSError, ValueError, EOFError):
             return read(file)
     return None
 
 
-def _places_of(rows: Dataset, name: str, made_from: Mapping[str, object]) -> list[Path]:
-    inputs = {"rows": rows._fingerprint, **made_from, "code": versions_of_code(name)}
-    file_name = f"{name}-{digest_of(inputs)}"
+def fingerprint_of(rows: Dataset) -> str:
+    """Return the hash of rows and of all operations on them, which `datasets` keeps private."""
+    fingerprint: str = rows._fingerprint
+    return fingerprint
+
+
+def _candidate_files(rows: Dataset, name: str, made_from: Mapping[str, object]) -> list[Path]:
+    """Return the paths where a fact may be stored, the preferred one first."""
+    inputs = {"rows": fingerprint_of(rows), **made_from, "code": versions_of_code(name)}
+    file_name = f"{name}-{short_digest(inputs)}"
     return [folder / file_name for folder in (*_folders_of(rows), _process_folder())]
 
 
@@ -88,29 +95,29 @@ def measure_once(
     def write(file: Path) -> None:
         file.write_text(to_json(measure()), encoding="utf-8")
 
-    return cached_fact(rows, name, made_from, write, read_json)
+    return cached_fact(rows, name, made_from, write, read_json_fact)
 
 
-def read_json(file: Path) -> Any:
+def read_json_fact(file: Path) -> Any:
     """Read a fact of plain data."""
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _folders_of(rows: Dataset) -> list[Path]:
-    """Return the folders for facts: of a prepared corpus that the YAML names, and in the cache."""
+    """Return the folders for facts: in a prepared corpus that the YAML names, and in the cache."""
     files = rows.cache_files
     if not files:  # rows in memory
         return []
-    folder = Path(files[0]["filename"]).parent
-    places = [folder]
+    cache_folder = Path(files[0]["filename"]).parent
+    corpus_folders = [cache_folder]
     with suppress(OSError, ValueError, LookupError):
-        record = json.loads((folder / CORPUS_FILE).read_text(**ENCODING))
-        named = record["made_from"]["source"]["data_folder"]
-        if isinstance(named, str) and (Path(named) / CORPUS_FILE).is_file():
-            places = [Path(named), folder]
-    return [place / FACTS_FOLDER for place in places]
+        record = json.loads((cache_folder / CORPUS_FILE).read_text(**ENCODING))
+        source = record["made_from"]["source"]["data_folder"]
+        if isinstance(source, str) and (Path(source) / CORPUS_FILE).is_file():
+            corpus_folders = [Path(source), cache_folder]
+    return [folder / FACTS_FOLDER for folder in corpus_folders]
 
 
 def _process_folder() -> Path:
-    """Return the folder for facts that can be cached nowhere else; it is removed at the end."""
+    """Return a folder for facts that cannot be cached; it is removed when the process ends."""
     return Path(gettempdir()) / f"sbkit-facts-{os.getpid()}"

@@ -1,7 +1,7 @@
-"""Files on a local disk, a network file system or an object store, by the URLs of `fsspec`.
+"""Access files on a disk, a network file system or an object store by the URLs of `fsspec`.
 
-Users configure keys and endpoints as fsspec and the store document it: in files, or in variables
-such as FSSPEC_S3_KEY.
+Users configure keys and endpoints as the documentation of fsspec and of the store says: in files,
+or in variables such as FSSPEC_S3_KEY.
 """
 
 import gzip
@@ -34,7 +34,7 @@ for protocol in ("http", "https"):
 
 
 def _unpack_zstd(file: IO[bytes], mode: str) -> IO[bytes]:
-    """Unpack a file to the disk: JSON is read twice, which the package zstandard does not allow."""
+    """Unpack a file to the disk, because JSON is read twice, and zstandard cannot seek back."""
     with ExitStack() as stack:
         unpacked: IO[bytes] = stack.enter_context(TemporaryFile())
         shutil.copyfileobj(pa.CompressedInputStream(file, "zstd"), unpacked)
@@ -53,7 +53,7 @@ ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 class Storage:
     """A folder on this machine or in an object store; its methods raise DataError or StoreError.
 
-    If the folder is on this machine, `write` and `move_in` raise OSError (`disk_errors`).
+    If the folder is on this machine, `write` and `move_in` raise OSError; see `disk_errors`.
 
     location: a URL, or a path, which is made absolute.
 
@@ -78,7 +78,7 @@ class Storage:
         return f"{self.url}/{name}"
 
     def find(self, prefix: str, suffix: str) -> list[str]:
-        """Return the names of the files in the folder that start and end so, by one listing."""
+        """Return the names of the files in the folder with this prefix and suffix; list it once."""
         with access_errors(self.url):
             if self.folder is not None:
                 names = (
@@ -96,14 +96,14 @@ class Storage:
         paths = [f"{self._path}/{name}" for name in names]
         with access_errors(self.url):
             try:
-                return list(system.sizes(paths))  # an object store is asked concurrently
+                return list(system.sizes(paths))  # concurrent requests to an object store
             except (FileNotFoundError, NotADirectoryError) as error:
                 if is_temporary(error, of_store=True):
                     raise
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def listed_sizes(self, names: Sequence[str]) -> list[int | None]:
-        """Return `sizes` by one listing of the folder, where the file system has listings."""
+        """Return `sizes` from one listing of the folder, if the file system has listings."""
         if self.url.startswith(("http://", "https://")):
             return self.sizes(names)
         with access_errors(self.url):
@@ -112,7 +112,7 @@ class Storage:
         return [sizes.get(name) for name in names]
 
     def fetch(self, name: str, scratch: Path) -> Path:
-        """Return the path of a file; one at a URL is copied into ``scratch``."""
+        """Return the local path of a file; a file at a URL is copied into ``scratch``."""
         if self.folder is not None:
             return self.folder / name
         with access_errors(self.url_of(name)):
@@ -132,7 +132,7 @@ class Storage:
             self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
-        """Move a local file into the folder; one on this machine must be in it, and is renamed."""
+        """Move a local file into the folder; if the folder is local, the file must be in it."""
         if self.folder is not None:
             with os_errors_name(self.folder / name):
                 file.rename(self.folder / name)
@@ -169,7 +169,7 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         system, path = fsspec.url_to_fs(url)
     except (ValueError, ImportError) as error:
         raise DataError(
-            f"fsspec cannot read the protocol of {url} here ({error}). Install its package (s3fs "
+            f"fsspec cannot open {url} here ({error}). Install the package for its protocol (s3fs "
             "for s3, gcsfs for gs)."
         ) from error
     return system, str(path)
@@ -177,7 +177,7 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @contextmanager
 def access_errors(url: str) -> Iterator[None]:
-    """Turn errors of a file system, which has its own classes, into StoreError or DataError."""
+    """Turn the errors of any file system into StoreError or DataError."""
     try:
         yield
     except Exception as error:
@@ -194,14 +194,14 @@ def disk_errors(location: Path | str) -> AbstractContextManager[None]:
     def describe(error: OSError) -> str | None:
         if error.errno in DISK_FULL_ERRORS:
             return (
-                f"The disk of {location} is full. Free space, such as by `sbkit cache prune`, or "
-                "set SBKIT_CACHE (for temporary files: TMPDIR) to a folder on another disk; the "
-                "same command resumes."
+                f"The disk of {location} is full. Free space, for example with `sbkit cache "
+                "prune`, or set SBKIT_CACHE (for temporary files: TMPDIR) to a folder on another "
+                "disk. Then rerun the same command to resume."
             )
         if error.errno in NOT_WRITABLE_ERRORS:
             return (
-                f"{location} cannot be written to: {error.strerror}. Choose another folder; "
-                "SBKIT_CACHE names the one for prepared data."
+                f"{location} cannot be written to: {error.strerror}. Choose another folder; set "
+                "SBKIT_CACHE for prepared data."
             )
         return None
 
@@ -212,7 +212,8 @@ def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractCon
     """Turn errors of tarfile and its decompressors into DataError: "FILE FAILURE (ERROR). FIX"."""
 
     def describe(error: Exception) -> str | None:
-        # A parser's OSError has no number. A store's may have none, but is of a subclass.
+        # The OSError of a parser has no number. A store may raise one without a number, too, but
+        # it is a subclass.
         is_of_system = isinstance(error, OSError) and (
             error.errno is not None or type(error) not in (OSError, gzip.BadGzipFile)
         )
@@ -225,7 +226,7 @@ def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractCon
 def map_ahead(
     pool: Executor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int = 32
 ) -> Iterator[Result]:
-    """Yield the results of a pool in the order of items; at most ``ahead`` of them wait."""
+    """Yield the results of a pool in the order of items; submit at most ``ahead`` in advance."""
     items = iter(items)
     waiting = deque(pool.submit(work, item) for item in islice(items, ahead))
     while waiting:
@@ -237,5 +238,5 @@ def map_ahead(
 def iter_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar without keeping them in memory."""
     for member in tar:
-        tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
+        tar.members.clear()  # type: ignore[attr-defined] # saves 0.9 GB for two million clips
         yield member

@@ -53,8 +53,8 @@ def filter_rows(manifest: Manifest, where: Mapping[str, object], split: str) -> 
             counts = sorted(fields.value_counts().to_pylist(), key=lambda entry: -entry["counts"])
             present = (f"{entry['values'] or '(empty)'} ({entry['counts']:,})" for entry in counts)
             raise DataError(
-                f"`where` keeps rows whose {column} is {choices}, but {split} has none. There are "
-                f"{listed(present, max_names=MAX_LISTED_VALUES)}."
+                f"`where` keeps rows whose {column} is {choices}, but {split} has none of them. It "
+                f"has {listed(present, max_names=MAX_LISTED_VALUES)}."
             )
         if num_filtered := int((~is_chosen).sum()):
             filtered = {**manifest.filtered, f"{column} is not {choices}": num_filtered}

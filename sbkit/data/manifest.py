@@ -20,23 +20,23 @@ from sbkit.base.errors import DataError, concerning
 from sbkit.base.messages import shorten
 from sbkit.text.languages import SEVERAL_LANGUAGES, primary_language
 
-CHANNEL_FAULT = "mix_fault"  # of a clip whose channels are downmixed: what is lost, see `Downmixer`
-MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the row's source
-STORED = "stored"  # of audio that is in shards already: its samples, digest and location
-# Of a manifest with spans or channels of files: microseconds, and the channel, counted from 0.
+CHANNEL_FAULT = "mix_fault"  # a column: the audio that a downmix of channels loses (`Downmixer`)
+MIX_SOURCE = "mix_source"  # a column, if there is a `mix`: the index of the row's training source
+STORED_COLUMN = "stored"  # if audio is in shards already: its samples, digest and location
+# The columns of spans and channels of files: microseconds, and the channel, counted from 0.
 SPAN_COLUMNS = ("part_start", "part_end", "part_channel")
-# The columns of a prepared split, the two that a batch adds, and those of mixes and spans.
+# The columns of a prepared split, of batches (percent, weight), of mixes and of spans.
 RESERVED_COLUMNS = (
     *("id", "text", "sentence", "samples", "audio", "percent", "weight", MIX_SOURCE),
-    *(CHANNEL_FAULT, STORED),
+    *(CHANNEL_FAULT, STORED_COLUMN),
     *SPAN_COLUMNS,
 )
 MAX_QUOTED_CHARACTERS = 250  # of an excluded row
 MAX_OVERLAP = 10_000  # microseconds that two spans may share, because tools round
-DURATION_COLUMN = "duration_ms"  # of a clip, as its corpus states it: text
+DURATION_COLUMN = "duration_ms"  # the duration that the corpus states, as text
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
-BLOCK_ROWS = 100_000  # of a split, in memory at the same time
-# Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
+BLOCK_ROWS = 100_000  # rows of a split that are in memory at the same time
+# The columns of every manifest; ``audio`` is the path. The names are reserved for them.
 _MANIFEST_SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})
 
 
@@ -44,26 +44,26 @@ _MANIFEST_SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence
 class Clip:
     """One utterance of a corpus."""
 
-    id: str  # unique in its manifest; the file name without extension where that is unique
+    id: str  # unique in its manifest; the file name without extension if that is unique
     path: Path  # of the audio file
     sentence: str  # the transcript as the corpus writes it
     columns: Mapping[str, str] = field(default_factory=dict)  # the speaker is always ``speaker``
-    start: int = 0  # microseconds; of a clip that is a span of its file
+    start: int = 0  # microseconds, if the clip is a span of its file
     end: int | None = None  # microseconds; None: the end of the file
-    channel: int | None = None  # of the file, counted from 0; None: all are downmixed
+    channel: int | None = None  # of the file, counted from 0; None: all channels are downmixed
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
     """A row of a manifest, or an utterance of a split, that a run does not use."""
 
-    id: str  # of the utterance, or the position of a row that names none
+    id: str  # of the utterance, or the position of a row without an id
     reason: str  # a few words, the same for all rows with the same fault
     detail: str  # the fault of this row
-    split: str = ""  # until the manifest becomes a split
+    split: str = ""  # set once the manifest becomes a split
 
     def __post_init__(self) -> None:
-        for name in ("id", "detail"):  # which may quote a cell of any size
+        for name in ("id", "detail"):  # they may quote a cell of any size
             object.__setattr__(self, name, shorten(getattr(self, name), MAX_QUOTED_CHARACTERS))
 
 
@@ -80,7 +80,7 @@ class Manifest:
 
     rows: pa.Table  # id, audio (a path), sentence, and other columns, null where a clip has none
     excluded: tuple[Excluded, ...] = ()  # rows of the corpus that name no usable clip
-    filtered: Mapping[str, int] = field(default_factory=dict)  # rows left out by choice: why, count
+    filtered: Mapping[str, int] = field(default_factory=dict)  # counts of filtered rows, by reason
 
     @classmethod
     def of(cls, rows: Iterable[Clip | Excluded], *bases: Path) -> Self:
@@ -106,7 +106,7 @@ class Manifest:
 
     @classmethod
     def join(cls, manifests: Iterable[Self]) -> Self:
-        """Return the rows of all manifests, which may have different columns."""
+        """Join the rows of manifests, which may have different columns."""
         tables = [_MANIFEST_SCHEMA.empty_table()]
         excluded = list[Excluded]()
         filtered = Counter[str]()
@@ -119,7 +119,7 @@ class Manifest:
 
     @classmethod
     def join_named(cls, manifests: Sequence[tuple[str, Self]], *bases: Path) -> Self:
-        """Return the distinct rows of all manifests; the name starts the ids of excluded rows."""
+        """Join the distinct rows of manifests, and add names to the ids of excluded rows."""
         joined = cls.join(manifest for _, manifest in manifests)
         if len(manifests) > 1:
             excluded = [
@@ -131,10 +131,10 @@ class Manifest:
         return joined.distinct(*bases)
 
     def distinct(self, *bases: Path) -> Self:
-        """Exclude clips that are listed again or overlap, and make ids unique.
+        """Exclude clips that are listed twice or overlap, and make ids unique.
 
-        Clips that share an id are called by their path, relative to the first of ``bases`` that
-        contains it, and by their position if they are spans.
+        Clips that share an id are named after their path, relative to the first of ``bases`` that
+        contains it, and after their position if they are spans.
         """
         manifest = self.without_repeats()
         rows = manifest.rows
@@ -144,20 +144,20 @@ class Manifest:
             for row, span in enumerate(manifest.spans):
                 if counts[ids[row]] > 1:
                     path = Path(span.path)
-                    inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
-                    ids[row] = span_name(next(inside, path).as_posix(), span)
+                    names = (path.relative_to(base) for base in bases if path.is_relative_to(base))
+                    ids[row] = span_name(next(names, path).as_posix(), span)
             rows = rows.set_column(0, "id", pa.array(ids, pa.string()))
         return replace(manifest, rows=rows)
 
     def without_repeats(self) -> Self:
-        """Exclude clips that are listed again or overlap, those without a text first."""
+        """Exclude clips that are listed twice or overlap; keep those with a text if possible."""
         if count_distinct(self.rows["audio"]) == len(self):
             return self
         excluded = [*self.excluded]
         first_rows: dict[AudioSpan, int] = {}
         ids = self.ids
         has_text = [bool(sentence.strip()) for sentence in self.sentences]
-        rows = sorted(enumerate(self.spans), key=lambda numbered: not has_text[numbered[0]])
+        rows = sorted(enumerate(self.spans), key=lambda row_and_span: not has_text[row_and_span[0]])
         for row, span in rows:
             if first_rows.setdefault(span, row) != row:
                 detail = f"another row names {span}"
@@ -172,7 +172,7 @@ class Manifest:
         return replace(self.take(sorted(first_rows.values())), excluded=tuple(excluded))
 
     def blocks(self) -> Iterator[Self]:
-        """Yield the rows in blocks of `BLOCK_ROWS`; what is left out is in the first one."""
+        """Yield the rows in blocks of `BLOCK_ROWS`; the first one has the left-out rows, too."""
         yield replace(self, rows=self.rows.slice(0, BLOCK_ROWS))
         for start in range(BLOCK_ROWS, len(self), BLOCK_ROWS):
             yield type(self)(self.rows.slice(start, BLOCK_ROWS))
@@ -206,11 +206,11 @@ class Manifest:
         return to_texts(self.rows["sentence"])
 
     def filter(self, mask: Bools) -> Self:
-        """Return the clips that a mask chooses, whose texts may have any number of bytes."""
+        """Return the clips that a mask chooses."""
         return self if mask.all() else replace(self, rows=self.rows.filter(pa.array(mask)))
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Self:
-        """Return the clips with these indices, in this order; copy nothing if these are all."""
+        """Return the clips with these indices, in this order."""
         if np.array_equal(rows, np.arange(len(self))):
             return self
         return replace(self, rows=take_rows(self.rows, np.asarray(rows)))
@@ -228,7 +228,7 @@ class Manifest:
     def _clips(self, first: int, count: int) -> Iterator[Clip]:
         for row in self.rows.slice(first, count).to_pylist():
             id, path, sentence = map(row.pop, _MANIFEST_SCHEMA.names)
-            row.pop(STORED, None)
+            row.pop(STORED_COLUMN, None)
             start, end, channel = (row.pop(name, None) for name in SPAN_COLUMNS)
             columns = {name: value for name, value in row.items() if value is not None}
             file = Path(os.fsdecode(path))
@@ -261,10 +261,11 @@ def span_name(name: str, span: AudioSpan) -> str:
 
 
 def _find_overlapping(rows: Mapping[AudioSpan, int], has_text: Sequence[bool]) -> dict[int, int]:
-    """Return the rows of spans that overlap a kept span of their channel, each with its row.
+    """Return the rows of spans that overlap a kept span, with the row of that kept span.
 
-    The most spans are kept: of each file the span that ends first, then the next that starts after
-    it, and so on. Parts without a text, which training leaves out, displace none that has one.
+    As many spans as possible are kept: in each channel of a file, the span that ends first, then
+    the first to end among spans that start after it, and so on. Spans without a text, which
+    training leaves out, are compared only if no span has a text.
     """
     overlapping: dict[int, int] = {}
     last_kept: dict[tuple[str, int | None], AudioSpan] = {}  # by file and channel
@@ -272,8 +273,8 @@ def _find_overlapping(rows: Mapping[AudioSpan, int], has_text: Sequence[bool]) -
     def end_of(span: AudioSpan) -> float:
         return math.inf if span.end is None else span.end
 
-    compared = [span for span, row in rows.items() if has_text[row]] or rows
-    for span in sorted(compared, key=lambda span: (end_of(span), -span.start)):
+    candidates = [span for span, row in rows.items() if has_text[row]] or rows
+    for span in sorted(candidates, key=lambda span: (end_of(span), -span.start)):
         last = last_kept.get((span.path, span.channel))
         if last and span.start < end_of(last) - MAX_OVERLAP:
             overlapping[rows[span]] = rows[last]
@@ -283,35 +284,35 @@ def _find_overlapping(rows: Mapping[AudioSpan, int], has_text: Sequence[bool]) -
 
 
 def take_rows(table: pa.Table, rows: npt.NDArray[np.integer[Any]]) -> pa.Table:
-    """Return rows of a table, in this order: Arrow's `take` refuses columns of over 2 GB."""
-    large = pa.schema([field.with_type(_large(field.type)) for field in table.schema])
-    combined = table.cast(large).combine_chunks()  # else each `take` would combine them
+    """Return rows of a table in this order; Arrow's own `take` refuses columns of over 2 GB."""
+    large_schema = pa.schema([field.with_type(_large_type(field.type)) for field in table.schema])
+    combined = table.cast(large_schema).combine_chunks()  # otherwise each `take` combines them
     starts = range(0, max(1, len(rows)), BLOCK_ROWS)
     blocks = (pa.array(rows[start : start + BLOCK_ROWS], pa.int64()) for start in starts)
     return pa.concat_tables(combined.take(block).cast(table.schema) for block in blocks)
 
 
-def _large(type: pa.DataType) -> pa.DataType:
-    """Return the type of Arrow that holds such values of any size in all."""
+def _large_type(type: pa.DataType) -> pa.DataType:
+    """Return the type of Arrow for a column of such values that may exceed 2 GB."""
     if pa.types.is_struct(type):
-        return pa.struct([field.with_type(_large(field.type)) for field in type])
+        return pa.struct([field.with_type(_large_type(field.type)) for field in type])
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(type, type)
 
 
 def count_distinct(column: pa.ChunkedArray) -> int:
-    """Return the number of distinct values, which may have any size."""
-    return len(pc.unique(column.cast(_large(column.type))))
+    """Return the number of distinct values of a column of any size."""
+    return len(pc.unique(column.cast(_large_type(column.type))))
 
 
 def hash_texts(texts: pa.ChunkedArray) -> Counts:
-    """Return hashes of 64 bits, to find repeated texts of a split without keeping them."""
+    """Return hashes of 64 bits, which show repeated texts without keeping the texts."""
     return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts))
 
 
 def are_distinct(hashes: Sequence[Counts]) -> bool:
-    """Return whether no text of a split is repeated, by the hashes of its blocks."""
-    of_all = np.concatenate(hashes)
-    return len(np.unique(of_all)) == len(of_all)
+    """Return whether all texts of a split differ, by the hashes of its blocks."""
+    split_hashes = np.concatenate(hashes)
+    return len(np.unique(split_hashes)) == len(split_hashes)
 
 
 def to_texts(column: pa.ChunkedArray) -> list[str]:
@@ -328,7 +329,7 @@ def parse_durations(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
 
 
 def unreserved_name(name: str) -> str:
-    """Return the name of a corpus's column, with the prefix ``manifest_`` if it is reserved."""
+    """Return the name of a column, with the prefix ``manifest_`` if it is reserved."""
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 
@@ -341,11 +342,11 @@ def check_locale(rows: pa.Table, language: str) -> None:
     for entry in rows["locale"].value_counts().to_pylist():
         counts[(entry["values"] or "").strip()] += entry["counts"]
     del counts[""]
-    own = primary_language(language)
-    foreign = {tag: n for tag, n in counts.items() if primary_language(tag) != own}
-    if 2 * sum(foreign.values()) > counts.total():
-        locale = max(foreign, key=foreign.__getitem__)
+    expected = primary_language(language)
+    foreign_counts = {tag: n for tag, n in counts.items() if primary_language(tag) != expected}
+    if 2 * sum(foreign_counts.values()) > counts.total():
+        locale = max(foreign_counts, key=foreign_counts.__getitem__)
         raise DataError(
-            f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows have the "
-            f"locale {locale}. Set `language: {locale}`."
+            f"`language` is {language}, but {foreign_counts[locale]} of {counts.total()} rows "
+            f"have the locale {locale}. Set `language: {locale}`."
         )

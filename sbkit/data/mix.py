@@ -1,8 +1,8 @@
 """The mix of training sources: the share of each in the seconds of an epoch.
 
 A source is one of the training splits, such as a key of `manifest`. An epoch has every utterance of
-the sources without a share once, and of each other source as many seconds as its share asks for. If
-all sources have a share, an epoch is as long as without a mix.
+a source without a share once. A source with a share contributes that share of the seconds. If all
+sources have a share, an epoch is as long as without a mix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ class MixSource:
     """A training source of a mix."""
 
     name: str
-    rows: Counts  # its indices in the training set
-    samples: int  # of all its rows
-    epoch_samples: int  # of its share of an epoch, on average
+    rows: Counts  # the indices of its rows in the training set
+    samples: int  # in all its rows
+    epoch_samples: int  # in its share of an epoch, on average
 
 
 @concerning("mix")
@@ -45,9 +45,9 @@ def parse_mix_shares(mix: Mapping[str, Any], names: Sequence[str]) -> Shares:
                 f"`mix` names {name!r}, but the training sources are {', '.join(names)}."
             )
     total = sum(share_of.values())
-    unnamed = [name for name in names if name not in share_of]
-    if share_of and (total > 1 - SUM_TOLERANCE if unnamed else abs(total - 1) > SUM_TOLERANCE):
-        limit = f"less than 1, because an epoch also has {', '.join(unnamed)}" if unnamed else "1"
+    unshared = [name for name in names if name not in share_of]
+    if share_of and (total > 1 - SUM_TOLERANCE if unshared else abs(total - 1) > SUM_TOLERANCE):
+        limit = f"less than 1, because an epoch also has {', '.join(unshared)}" if unshared else "1"
         raise ConfigError(f"The shares in `mix` must sum to {limit}, but sum to {total:g}.")
     return {name: share_of.get(name) for name in names} if share_of else {}
 
@@ -64,8 +64,8 @@ def make_sources(samples: Counts, source_of_row: Counts, shares: Shares) -> list
     """Make the sources of a mix, from the length and the source of every row."""
     epoch_samples = float(samples.sum())
     if None in shares.values():
-        is_whole = np.array([share is None for share in shares.values()])[source_of_row]
-        epoch_samples = samples[is_whole].sum() / (1 - sum(filter(None, shares.values())))
+        has_no_share = np.array([share is None for share in shares.values()])[source_of_row]
+        epoch_samples = samples[has_no_share].sum() / (1 - sum(filter(None, shares.values())))
     sources: list[MixSource] = []
     for index, (name, share) in enumerate(shares.items()):
         rows = np.flatnonzero(source_of_row == index)

@@ -1,4 +1,4 @@
-"""What normalization makes of the transcripts of a split: what is dropped, replaced or unusual."""
+"""Report the changes of transcripts by normalization: dropped, replaced and unusual characters."""
 
 import re
 import unicodedata
@@ -17,74 +17,80 @@ from sbkit.text.verbalize import languages_with_numbers
 
 DIGIT_KIND = "digits"
 SPELLED_DIGITS = "digits read as words"
-SYMBOLS = "dropped symbols"
+DROPPED_SYMBOLS = "dropped symbols"
 TAG_KIND = "dropped tags"
 REPLACED_KIND = "replaced letters"
 OTHER_SCRIPTS = "letters of another script"
-DELETED = "deleted characters"
-EDGES = "apostrophes left out at the edge of words"
+DELETED_CHARS = "deleted characters"
+EDGE_APOSTROPHES = "apostrophes left out at the edge of words"
 LOOK_ALIKES = "letters that look alike"
 NULL_WORDS = "words that often stand for a missing text"
-SPEAKERS = "names of speakers"
+SPEAKER_NAMES = "names of speakers"
 SUBWORDS = "parts of words by another tool"
-FONTS = "text for a font such as Zawgyi, not in the order of Unicode"
+LEGACY_FONTS = "text for a font such as Zawgyi, not in the order of Unicode"
 WORD_MARKS = "marks between letters that become spaces"
-DOTTED = "capitals I that become i, beside \N{LATIN SMALL LETTER DOTLESS I}"
-FIXES = {  # of kinds of changes: the key that decides, and what to do
+DOTTED_CAPITALS = "capitals I that become i, beside \N{LATIN SMALL LETTER DOTLESS I}"
+FIXES = {  # by kind of change: the YAML key that decides, and advice
     DIGIT_KIND: (
         "text",
         "Write numbers as they are spoken, or set `text: {numbers: spell}`, which reads "
         f"{', '.join(languages_with_numbers())}.",
     ),
-    SYMBOLS: ("language", "Write symbols that are read aloud as words."),
-    TAG_KIND: ("keep_tags", "Set `keep_tags: [NAME]` for those that the model shall write."),
+    DROPPED_SYMBOLS: ("language", "Write symbols that are read aloud as words."),
+    TAG_KIND: ("keep_tags", "Set `keep_tags: [NAME]` for tags that the model should write."),
     OTHER_SCRIPTS: (
         "language",
         "Write one script: replace letters that only look like others, and write foreign words as "
         "they are spoken.",
     ),
-    LOOK_ALIKES: ("language", "Write one of them everywhere if they stand for one letter."),
-    EDGES: ("language", "Nothing needs to be done about quotes. Write letters as U+02BC (\u02bc)."),
-    DELETED: ("language", "Nothing needs to be done about invisible marks of the layout."),
-    SPEAKERS: ("data_folder", "Take them out, because they are trained as spoken words."),
+    LOOK_ALIKES: ("language", "If they stand for one letter, write the same one everywhere."),
+    EDGE_APOSTROPHES: (
+        "language",
+        "Nothing needs to be done about quotes. Write letters as U+02BC (\u02bc).",
+    ),
+    DELETED_CHARS: ("language", "Nothing needs to be done about invisible marks of the layout."),
+    SPEAKER_NAMES: ("data_folder", "Remove them: they would be trained as spoken words."),
     SUBWORDS: ("data_folder", "Use the transcripts from before that tool."),
-    FONTS: ("data_folder", "Convert it to Unicode."),
+    LEGACY_FONTS: ("data_folder", "Convert it to Unicode."),
     WORD_MARKS: ("language", "Nothing needs to be done between words. A letter `:` is U+A789."),
-    DOTTED: ("language", "Add the script to the tag, as in kk-Latn, or write I in lower case."),
-    NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is not known."),
+    DOTTED_CAPITALS: (
+        "language",
+        "Add the script to the tag, as in kk-Latn, or write I in lower case.",
+    ),
+    NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is unknown."),
 }
-# Two codes of one letter, which NFC does not unify, and which no language has together: of Arabic,
-# Latin, Cyrillic and Armenian letters, of Yoruba's, and of Thai, Lao and Malayalam ones.
+# Pairs of codes for one letter that NFC does not unify, and that no language uses together: in
+# Arabic, Latin, Cyrillic, Armenian, Yoruba, Thai, Lao and Malayalam.
 _TWO_CODES = (
     "ي|ی ك|ک \u0647|\u06c1 ة|ۃ đ|ð ə|ǝ ş|ș ţ|ț ă|ǎ ğ|ǧ µ|μ ǆ|dž ǉ|lj ǌ|nj \u04cf|\u0456 և|եւ"
     " ẹ|\u0329 ọ|\u0329 ṣ|\u0329 แ|เเ ำ|\u0e4d ແ|ເເ ຳ|ໍາ ຳ|ໍ່າ ຳ|ໍ້າ ໜ|ຫນ ໝ|ຫມ"
     " ൺ|്\u200d ൻ|്\u200d ർ|്\u200d ൽ|്\u200d ൾ|്\u200d"
 )
-PATTERNS = {  # of kinds that are found in the transcripts as they are written
+PATTERNS = {  # by kind, for kinds that are found in the transcripts as written
     NULL_WORDS: re.compile(r"(?i)^\s*(?:nan|null|none|n/?a|#n/a|nil|\\n)\s*$"),
-    SPEAKERS: re.compile(r"^\s*(?:(?i:speaker|spk)[ _]?\w{1,3}|[A-Z]\d?):(?!\S)"),
+    SPEAKER_NAMES: re.compile(r"^\s*(?:(?i:speaker|spk)[ _]?\w{1,3}|[A-Z]\d?):(?!\S)"),
     # Marks of subword-nmt, WordPiece, sentencepiece, BPE, the .ltr files of fairseq, and ESPnet.
     SUBWORDS: re.compile(
         r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)|</w>|<(?i:space)>"
     ),
     LOOK_ALIKES: re.compile(_TWO_CODES.replace(" ", "|")),
     # Unicode's invisible stackers, of Myanmar, Khmer and Tai Tham, join two letters.
-    FONTS: re.compile(r"[\u1039\u17d2\u1a60](?![^\W\d_])"),
+    LEGACY_FONTS: re.compile(r"[\u1039\u17d2\u1a60](?![^\W\d_])"),
     WORD_MARKS: re.compile(r"(?<=[^\W\d_])[:·](?=[^\W\d_])"),
 }
 # Words with an apostrophe at one edge; at both edges it is a quotation mark.
 _EDGE_WORD = re.compile(
     "(?<![\\w{0}])(?:[{0}]\\w+|\\w[\\w{0}]*[{0}])(?![\\w{0}])".replace("{0}", APOSTROPHES)
 )
-SPOKEN_UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # is read with its number
-MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for a script of one of its languages
-EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # are written together
+SPOKEN_UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # read aloud with its number
+MIN_SCRIPT_SHARE = 0.05  # of a split's letters, to count as the script of one of its languages
+EAST_ASIAN_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # written together
 UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
-MAX_LISTED_ITEMS = 50  # of a kind: the most frequent ones
+MAX_LISTED_ITEMS = 50  # the most frequent characters or tags of a kind
 
 
 class NormalizedTranscript(NamedTuple):
-    """A transcript as written and as trained, its content without tags, and the dropped ones."""
+    """A transcript as written and as trained, its content without tags, and the dropped tags."""
 
     written: str
     trained: str
@@ -93,7 +99,7 @@ class NormalizedTranscript(NamedTuple):
 
 
 def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]:
-    """List each kind of change once, with counts, the most frequent first, and an example.
+    """List the kinds of changes with counts and an example, the most frequent kind first.
 
     Returns plain data: the kind, the total, the counts by character or tag, and a transcript as
     written and as trained.
@@ -111,17 +117,17 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
                 text = row.trained if kind == LOOK_ALIKES else row.written
                 counts[kind].update(map(str.strip, pattern.findall(text)))
             for word in _EDGE_WORD.findall(row.content):
-                counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
+                counts[EDGE_APOSTROPHES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
     scripts = _main_scripts(trained, language)
     for char, count in written.items():
-        if change := _kind_of(char, trained, scripts, language):
-            counts[change][char] = count
+        if kind_of_change := _kind_of(char, trained, scripts, language):
+            counts[kind_of_change][char] = count
     counts[DIGIT_KIND] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGIT_KIND]
     if "\N{LATIN SMALL LETTER DOTLESS I}" in trained and normalize("I", language) == "i":
-        counts[DOTTED]["I"] = written["I"]
-    for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some places only
-        counts[DELETED][joiner] = written[joiner] - trained[joiner]
+        counts[DOTTED_CAPITALS]["I"] = written["I"]
+    for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some positions only
+        counts[DELETED_CHARS][joiner] = written[joiner] - trained[joiner]
     codes = counts[LOOK_ALIKES]
     pairs = (pair.split("|") for pair in _TWO_CODES.split())
     used_pairs = [pair for pair in pairs if {*pair} <= codes.keys()]
@@ -141,7 +147,7 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
 
 
 def visible(text: str, kind: str = "") -> str:
-    """Return a text; an invisible character as its code, and a look-alike with its codes.
+    """Write an invisible character as its code, a look-alike with its codes, other text as it is.
 
     >>> visible("€"), visible(chr(0x200d)), visible("ș", LOOK_ALIKES)
     ('€', 'U+200D', 'ș (U+0219)')
@@ -154,10 +160,10 @@ def visible(text: str, kind: str = "") -> str:
 
 def _read_transcripts(split: datasets.Dataset) -> Iterator[list[NormalizedTranscript]]:
     for sentences, texts in zip(read_texts(split, "sentence"), read_texts(split), strict=True):
-        yield list(map(_compare, sentences, texts))
+        yield list(map(_to_transcript, sentences, texts))
 
 
-def _compare(sentence: str, text: str) -> NormalizedTranscript:
+def _to_transcript(sentence: str, text: str) -> NormalizedTranscript:
     dropped_tags: list[str] = []
     kept_names = TAG_TOKEN.findall(text) if "[" in text else []
     content = unicodedata.normalize("NFC", select_tags(sentence, kept_names, dropped_tags.append))
@@ -167,7 +173,7 @@ def _compare(sentence: str, text: str) -> NormalizedTranscript:
 
 
 def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language: str) -> str | None:
-    """Return the kind of a character's change; None for changes by every text table."""
+    """Return the kind of a character's change; None if every text table makes that change."""
     is_kept = char in trained
     if char.isdecimal():
         return SPELLED_DIGITS
@@ -179,23 +185,23 @@ def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language:
     if is_kept or char in APOSTROPHES or normalize(char, language):
         return None
     if is_spoken_symbol(char) or unicodedata.category(char) == "Sk":
-        return SYMBOLS
+        return DROPPED_SYMBOLS
     is_invisible = unicodedata.category(char)[0] in "MC" and not char.isspace()
-    return DELETED if is_invisible else None
+    return DELETED_CHARS if is_invisible else None
 
 
 def _script(char: str) -> str:
-    """Return the script of a letter; those of East Asia count as one.
+    """Return the script of a letter; the scripts of East Asia count as one.
 
     >>> _script("ж"), _script("か")
     ('CYRILLIC', 'CJK')
     """
     name = script_of(char)
-    return EAST_ASIAN[0] if name in EAST_ASIAN else name
+    return EAST_ASIAN_SCRIPTS[0] if name in EAST_ASIAN_SCRIPTS else name
 
 
 def _main_scripts(characters: Mapping[str, int], language: str) -> set[str]:
-    """Return the most frequent script, or those of a list of languages."""
+    """Return the most frequent script; for a list of languages, all frequent scripts."""
     counts = Counter[str]()
     for char, count in characters.items():
         if char.isalpha():
@@ -216,6 +222,6 @@ def _find_example(kind: str, counts: Counter[str], split: datasets.Dataset) -> d
 
     batches = ([*filter(has_change, rows)] for rows in _read_transcripts(split))
     matches = next(filter(None, batches), [])
-    none = NormalizedTranscript("", "", "", [])
-    row = min(matches, key=lambda row: len(row.written), default=none)
+    empty = NormalizedTranscript("", "", "", [])
+    row = min(matches, key=lambda row: len(row.written), default=empty)
     return {"written": row.written, "trained": row.trained}

@@ -1,18 +1,18 @@
-"""A prepared corpus: rows and decoded audio in one folder, in the cache or where the user says.
+"""Prepare a corpus: rows and decoded audio in one folder, in the cache or at a chosen place.
 
-corpus.json                 its splits and its shards; in the cache, what it was made from
-SPLIT.arrow                 rows: id, sentence, samples, other columns, the place of the audio
+corpus.json                 its splits and its shards; in the cache, the inputs it was made from
+SPLIT.arrow                 rows: id, sentence, samples, other columns, the location of the audio
 NAME.arrow, NAME.parquet    shards of audio (`sbkit.data.shard`)
 files.arrow                 the path, size and time of each audio file
-facts/                      what is computed from rows (`sbkit.data.facts`)
+facts/                      values computed from rows (`sbkit.data.facts`)
 
     spec = Spec.of("hparams/ctc.yaml", {"data_folder": "/data/fr"}, "s3://bucket/fr")
     plan(spec) -> units; write(unit) -> shards, by any process anywhere; finish(spec) -> rows
 
 A run prepares its corpus in the cache. The name of that folder follows from the keys that decide
-how a file is decoded, the names, sizes and times of the tables, and the code. Rows for other keys,
-such as `splits` and `where`, lie beside each other there: SPLIT-KEYS.arrow, files-KEYS.arrow, and
-rows-KEYS.json, which is like corpus.json of --out.
+how a file is decoded, the names, sizes and times of the tables, and the code. The folder has rows
+for several values of other keys, such as `splits` and `where`: SPLIT-KEYS.arrow, files-KEYS.arrow,
+and rows-KEYS.json, which is like the corpus.json of --out.
 """
 
 import hashlib
@@ -56,10 +56,10 @@ from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.rows import (
     FILES_NAME,
-    Clips,
     PreparedSplit,
     RowWriter,
     Shards,
+    StoredClips,
     are_current,
     is_located,
     manifests_of,
@@ -67,34 +67,34 @@ from sbkit.data.rows import (
     read_row_blocks,
 )
 from sbkit.data.shard import AUDIO, LAZY, STORES, is_whole, read_shard_tables
-from sbkit.data.units import (
+from sbkit.data.work_units import (
     FILES_SCHEMA,
     RowBlocks,
     Unit,
-    Work,
-    digest_of,
+    WorkUnit,
     list_shards,
     plan_units,
+    short_digest,
     stat_files,
     write_units,
 )
-from sbkit.data.units import write as write
+from sbkit.data.work_units import write as write
 from sbkit.logs.progress import progress_bar
 
 CORPUS_FORMAT = 5
-UNUSUAL = re.compile(r"[^\w.+-]+")  # characters in the name of a folder
-UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # in a unit; 160 MB if 1000 last 5 s at 16 kHz
-UNITS_PER_CORE = 4  # of a small corpus
+UNSAFE_CHARS = re.compile(r"[^\w.+-]+")  # in the name of a folder
+UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # 1000 clips of 5 s at 16 kHz take 160 MB
+UNITS_PER_CORE = 4  # for a small corpus
 DATA_RANGES = {
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
     "audio_store": ValueType(
         STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
     ),
 }
-# The keys that say which audio there is; those of `STORED_AUDIO_KEYS` say how it is stored.
+# Keys that decide which audio there is, and keys that decide how it is stored
 SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding")
 STORED_AUDIO_KEYS = ("sample_rate", "audio_store")
-# All that corpora and filters read
+# All keys that corpora and filters may read
 DATA_KEYS = (
     *(*SOURCE_KEYS, *STORED_AUDIO_KEYS),
     *("splits", "split_shares", "language", "where"),
@@ -104,7 +104,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataSettings(Settings):
-    """The values of `DATA_KEYS`; another key of the YAML would decide stored rows."""
+    """The values of `DATA_KEYS`; reading another key, which no digest covers, is an error."""
 
     def __init__(self, settings: SettingValues) -> None:
         super().__init__({name: settings[name] for name in DATA_KEYS if name in settings})
@@ -113,8 +113,8 @@ class DataSettings(Settings):
     def __getitem__(self, name: str) -> Any:
         if name in self._other_names:
             raise ConfigError(
-                f"A corpus with a method `files` may read {', '.join(DATA_KEYS)}, but this one "
-                f"reads `{name}`. Take `files` out of it; then it is read at each start."
+                f"A corpus with a method `files` may read only {', '.join(DATA_KEYS)}, but this "
+                f"one reads `{name}`. Remove `files`; then the corpus is read at each start."
             )
         return super().__getitem__(name)
 
@@ -127,8 +127,8 @@ class PreparedData(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
-    """The index of a corpus: corpus.json of --out; of the rows of a run, a file in the cache.
+class CorpusRecord:
+    """The index of a prepared corpus: corpus.json of --out, or rows-KEYS.json in the cache.
 
     splits: the facts that `RowWriter.write` returns.
     shards: the sizes of their audio files in bytes, by name.
@@ -160,12 +160,12 @@ class Record:
                 )
 
 
-# Where the user says, by any number of processes
+# At a place of the user's choice, by any number of processes
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The work of preparing a corpus, and its place, as plain values.
+    """The work of preparing a corpus, and its target, as plain values.
 
     settings: the values of `DATA_KEYS`.
     out: a folder or a URL.
@@ -177,17 +177,17 @@ class Spec:
     def __post_init__(self) -> None:
         if self.settings.get("audio_store") == LAZY:
             raise ConfigError(
-                "A corpus with --out holds its audio. Set `audio_store: flac` or pcm."
+                "A corpus with --out stores its audio. Set `audio_store: flac` or pcm."
             )
 
     @classmethod
     def of(cls, yaml_file: str | Path, overrides: Mapping[str, object], out: str) -> "Spec":
-        """Read a YAML; overrides are values by key, such as those of `data_folder`."""
+        """Read a YAML; overrides are values by key, such as {"data_folder": "/data/fr"}."""
         settings = read_data_settings(Path(yaml_file), overrides)
         return cls({name: settings[name] for name in DATA_KEYS if name in settings}, out)
 
     def read(self) -> tuple[Corpus, RowBlocks]:
-        """Read the corpus; raise ConfigError for one that is prepared already."""
+        """Read the corpus; raise ConfigError if it is prepared already."""
         corpus = corpus_of(DataSettings(self.settings))
         row_blocks = read_row_blocks(corpus)
         items = chain.from_iterable(row_blocks.values())
@@ -207,26 +207,26 @@ def read_data_settings(yaml_file: Path, overrides: Mapping[str, object]) -> Sett
 
 
 def plan(spec: Spec) -> list[Unit]:
-    """Return the work in units, which any process may `write` in any order.
+    """Return the work as units, which any process may `write` in any order.
 
     >>> ray.data.from_items(plan(spec)).map(write).materialize()  # doctest: +SKIP
     """
-    out = Storage(spec.out).url  # a path from the root: another process has another folder
+    out = Storage(spec.out).url  # absolute: processes may have other working folders
     _, row_blocks = spec.read()
-    return [*plan_units(row_blocks, work_of(spec.settings), out, UNIT_CLIPS)]
+    return [*plan_units(row_blocks, unit_template(spec.settings), out, UNIT_CLIPS)]
 
 
 def finish(spec: Spec) -> list[str]:
-    """Write the rows and the index; while units are missing, return their names instead."""
-    storage, work = Storage(spec.out), work_of(spec.settings)
+    """Write the rows and the index; if units are missing, return their names instead."""
+    storage, template = Storage(spec.out), unit_template(spec.settings)
     corpus, row_blocks = spec.read()
-    planned = plan_units(row_blocks, work, storage.url, UNIT_CLIPS)
-    num_clips = {Work.of(unit).name: unit["clips"] for unit in planned}
+    units = plan_units(row_blocks, template, storage.url, UNIT_CLIPS)
+    num_clips = {WorkUnit.of(unit).name: unit["clips"] for unit in units}
     names = list_shards(storage)
     if missing := [unit for unit in num_clips if not names.get(unit)]:
         return missing
-    shards = Shards(storage, work, {unit: names[unit] for unit in num_clips}, is_numbered=True)
-    clips = Clips.of(shards, filter(num_clips.get, num_clips), _stat_clips(row_blocks))
+    shards = Shards(storage, template, {unit: names[unit] for unit in num_clips}, is_numbered=True)
+    clips = StoredClips.collect(shards, filter(num_clips.get, num_clips), _stat_clips(row_blocks))
     _write_rows(corpus, row_blocks, shards, clips, CORPUS_FILE)
     return []
 
@@ -251,13 +251,13 @@ def verify(location: str) -> int:
     return num_damaged
 
 
-def work_of(settings: SettingValues) -> Work:
-    """Return the facts that all units of a corpus share."""
-    return Work("", settings["sample_rate"], str(settings.get("audio_store") or STORES[0]))
+def unit_template(settings: SettingValues) -> WorkUnit:
+    """Return a work unit without content, with the facts that all units of a corpus share."""
+    return WorkUnit("", settings["sample_rate"], str(settings.get("audio_store") or STORES[0]))
 
 
 def _paths_of(row_blocks: RowBlocks) -> pa.ChunkedArray:
-    """Return the paths of all clips that are not in a prepared corpus or a table."""
+    """Return the paths of all clips in files, not in prepared corpora or tables with audio."""
     paths = [manifest.rows[AUDIO].cast(pa.large_binary()) for manifest in manifests_of(row_blocks)]
     chunks = chain.from_iterable(column.chunks for column in paths)
     return pa.chunked_array([*chunks], pa.large_binary())
@@ -271,14 +271,14 @@ def _write_rows(
     corpus: Corpus,
     row_blocks: RowBlocks,
     shards: Shards,
-    clips: Clips,
+    clips: StoredClips,
     record_file: str,
     *,
     ending: str = "",
 ) -> None:
     """Write the rows of all splits, the list of their files, and the record of both.
 
-    ending: of the names of their files, before the suffix.
+    ending: the end of the file names, before the suffix.
     """
     storage = shards.storage
     with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
@@ -288,10 +288,10 @@ def _write_rows(
             facts["sha256"] = checksum(writer.folder / f"{split}{ending}.arrow")
         for file in Path(scratch).iterdir():
             storage.move_in(file, file.name)
-        record = Record(
+        record = CorpusRecord(
             format=CORPUS_FORMAT,
             about=corpus.describe(),
-            sample_rate=shards.work.sample_rate,
+            sample_rate=shards.template.sample_rate,
             roles=corpus.roles(),
             splits=splits,
             shards=shards.sizes,
@@ -305,11 +305,11 @@ def _write_rows(
 def prepare(
     settings: SettingValues, corpus: Corpus | None = None, *, again: bool = False
 ) -> PreparedData:
-    """Return the rows of a run's corpus; decode the clips that they need and the cache lacks.
+    """Return the rows of a run's corpus; decode the needed clips that the cache lacks.
 
     One process prepares, and others wait for it. A corpus without `files` is read at each call.
 
-    corpus: by default the one that the settings choose.
+    corpus: by default, the corpus that the settings choose.
     again: read all audio files again.
     """
     corpus = corpus or corpus_of(settings)
@@ -325,17 +325,17 @@ def prepare(
         corpus.settings = DataSettings(settings)
         keys = {name: corpus.settings.get(name) for name in DATA_KEYS}
     folder = _CacheFolder.of(corpus, settings, tables, keys)
-    # Other ranks of this machine start once the first one has looked at the files.
+    # Other ranks of this machine start once the first rank has checked the files.
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if not again and (data := folder.read(is_checked=is_first)):
         return data
-    place = folder.path.parent
-    place.mkdir(parents=True, exist_ok=True)
+    parent = folder.path.parent
+    parent.mkdir(parents=True, exist_ok=True)
 
-    def tell(holder: str) -> None:
-        logger.info(f"Waiting for {holder}, which prepares {folder.path}.")
+    def log_wait(holder: str) -> None:
+        logger.info(f"Waiting for {holder}, which is preparing {folder.path}.")
 
-    lock = task_lock(place, folder.path.name, wait=True, on_wait=tell)
+    lock = task_lock(parent, folder.path.name, wait=True, on_wait=log_wait)
     with lock, disk_errors(folder.path):
         if not again and (data := folder.read(is_checked=True)):  # another process was first
             return data
@@ -359,25 +359,30 @@ def _hash_rows(manifest: Manifest) -> str:
 
 @dataclass(frozen=True)
 class _CacheFolder:
-    """The folder of a corpus in the cache, and the rows of a run there."""
+    """The folder of a corpus in the cache, and the rows of a run there.
+
+    keys_digest: of the values of `DATA_KEYS`, or of the rows.
+    made_from: the inputs that decide the audio, as plain data.
+    template: a work unit without content.
+    """
 
     path: Path
-    keys: str  # a digest
+    keys_digest: str
     made_from: Mapping[str, object]
-    work: Work
+    template: WorkUnit
 
     @classmethod
     def of(
         cls, corpus: Corpus, settings: SettingValues, tables: object, keys: object
     ) -> "_CacheFolder":
-        # The command may run in another folder the next time, and `cache prune` as well.
+        # The next command, or `cache prune`, may run in another working folder.
         source = {name: _with_absolute_paths(settings.get(name)) for name in SOURCE_KEYS}
-        work = work_of(settings)
+        template = unit_template(settings)
         made_from = {
             "source": source,
             "audio": {
-                "sample_rate": work.sample_rate,
-                "store": work.store,
+                "sample_rate": template.sample_rate,
+                "store": template.store,
                 **versions_of_audio(),
             },
             "tables": tables,
@@ -385,28 +390,28 @@ class _CacheFolder:
             "code": versions_of_code(),
         }
         about = corpus.describe()["name"] or "tables"
-        name = f"{about}-{digest_of(made_from['audio'])}-{digest_of(made_from)}"
-        path = cache_folder() / CORPORA_FOLDER / UNUSUAL.sub("-", name).lstrip("-.")
-        return cls(path, digest_of(keys), made_from, work)
+        name = f"{about}-{short_digest(made_from['audio'])}-{short_digest(made_from)}"
+        path = cache_folder() / CORPORA_FOLDER / UNSAFE_CHARS.sub("-", name).lstrip("-.")
+        return cls(path, short_digest(keys), made_from, template)
 
     @property
     def ending(self) -> str:
-        """The end of the names of the rows."""
-        return f"-{self.keys}"
+        """The end of the names of this run's files, before the suffix."""
+        return f"-{self.keys_digest}"
 
     @property
     def record_name(self) -> str:
         return f"rows{self.ending}.json"
 
     def read(self, *, is_checked: bool) -> PreparedData | None:
-        """Return the rows, None if there are none, or if an audio file is not as it was.
+        """Return the rows; None if there are none, or if an audio file has changed.
 
-        is_checked: whether the files are looked at.
+        is_checked: whether to check the files.
         """
         datasets.disable_progress_bars()
         splits: dict[str, PreparedSplit] = {}
         try:
-            record = Record.parse((self.path / self.record_name).read_bytes())
+            record = CorpusRecord.parse((self.path / self.record_name).read_bytes())
             for name, facts in record.splits.items():
                 rows = map_rows(self.path / f"{name}{self.ending}.arrow", facts["rows"])
                 dataset = datasets.Dataset(rows, fingerprint=facts["fingerprint"])
@@ -430,19 +435,20 @@ class _CacheFolder:
         if num_changed:
             changed = plural(num_changed, "audio file")
             logger.info(
-                f"{changed} of {len(is_same)} changed, came or went; rows are prepared again"
+                f"{changed} of {len(is_same)} changed, appeared or disappeared; rows are prepared "
+                "again"
             )
         return num_changed == 0
 
     def write(self, corpus: Corpus, row_blocks: RowBlocks | None, *, again: bool) -> None:
-        """Decode what is missing, and write the rows."""
+        """Decode missing clips, and write the rows."""
         for table in (*self.path.glob("*.parquet"), *self.path.glob("rows-*")) if again else ():
             table.unlink()  # not the audio, which a run may be reading
         self.path.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.path)
         made_from = to_json({"made_from": self.made_from}).encode(**ENCODING)
         write_bytes_atomically(self.path / CORPUS_FILE, made_from)
-        is_stream = self.work.store == LAZY or corpus.has_audio
+        is_stream = self.template.store == LAZY or corpus.has_audio
         row_blocks = row_blocks or read_row_blocks(corpus, as_stream=is_stream)
         files = FILES_SCHEMA.empty_table() if is_stream else _stat_clips(row_blocks)
         shards, clips = self._find_clips(files)
@@ -453,12 +459,12 @@ class _CacheFolder:
                 shards, clips = self._find_clips(files)
         _write_rows(corpus, row_blocks, shards, clips, self.record_name, ending=self.ending)
 
-    def _find_clips(self, files: pa.Table) -> tuple[Shards, Clips]:
-        """Read the tables of all shards; one whose audio is damaged is removed."""
+    def _find_clips(self, files: pa.Table) -> tuple[Shards, StoredClips]:
+        """Read the tables of all shards; remove tables of damaged audio files."""
         storage = Storage(self.path)
         prefix = f"{CORPORA_FOLDER}/{self.path.name}/"
-        shards = Shards(storage, self.work, list_shards(storage), prefix=prefix)
-        clips = Clips.of(shards, None, files)
+        shards = Shards(storage, self.template, list_shards(storage), prefix=prefix)
+        clips = StoredClips.collect(shards, None, files)
         sizes = storage.listed_sizes([*shards.sizes])
         stated = zip(shards.sizes.items(), sizes, strict=True)
         damaged = [name for (name, expected), size in stated if size != expected]
@@ -467,34 +473,34 @@ class _CacheFolder:
         return self._find_clips(files) if damaged else (shards, clips)
 
     def _plan(self, missing: RowBlocks) -> list[Unit]:
-        """Return the units to write; those of tables may be there."""
+        """Return the units of missing clips and of tables that have no shards yet."""
         num_clips = sum(len(manifest) for manifest in manifests_of(missing))
         per_core = num_clips // (UNITS_PER_CORE * usable_cores())
         unit_clips = min(max(per_core, MIN_UNIT_CLIPS), UNIT_CLIPS)
         shards = list_shards(Storage(self.path))
-        units = plan_units(missing, self.work, str(self.path), unit_clips)
-        return [unit for unit in units if not shards.get(Work.of(unit).name)]
+        units = plan_units(missing, self.template, str(self.path), unit_clips)
+        return [unit for unit in units if not shards.get(WorkUnit.of(unit).name)]
 
     def _write_missing(self, missing: RowBlocks, files: pa.Table) -> bool:
-        """Decode what is missing; return whether anything is."""
+        """Decode missing clips; return whether any are missing."""
         units = self._plan(missing)
         write_units(units, "decoding audio")
         return bool(units)
 
     def _take_over(self, missing: RowBlocks, files: pa.Table) -> bool:
-        """Link the shards of folders alike that have any of the audio; return whether any has."""
-        tables = {Work.of(unit).name for unit in self._plan(missing) if not unit["clips"]}
-        wanted = files.filter(pc.is_in(files["path"], value_set=_paths_of(missing)))
-        if not tables and not len(wanted):
+        """Link shards with missing audio from similar folders; return whether there are any."""
+        tables = {WorkUnit.of(unit).name for unit in self._plan(missing) if not unit["clips"]}
+        missing_files = files.filter(pc.is_in(files["path"], value_set=_paths_of(missing)))
+        if not tables and not len(missing_files):
             return False
         num_linked = 0
-        alike = self.path.parent.glob(f"*-{digest_of(self.made_from['audio'])}-*")
-        for folder in {*alike} - {self.path}:
+        similar_folders = self.path.parent.glob(f"*-{short_digest(self.made_from['audio'])}-*")
+        for folder in {*similar_folders} - {self.path}:
             storage = Storage(folder)
             for unit, names in list_shards(storage).items():
                 for shard in read_shard_tables(storage, names):
                     clips = pa.Table.from_struct_array(shard.table[AUDIO])
-                    if unit in tables or pc.any(are_current(wanted, clips)).as_py():
+                    if unit in tables or pc.any(are_current(missing_files, clips)).as_py():
                         num_linked += 1
                         for suffix in (".arrow", ".parquet"):  # a shard is complete with its table
                             _link(folder / f"{shard.name}{suffix}", self.path)
@@ -502,7 +508,7 @@ class _CacheFolder:
 
 
 def _with_absolute_paths(value: Any) -> Any:
-    """Make the paths absolute that are in a value of a YAML."""
+    """Make all paths in a value of a YAML absolute."""
     if isinstance(value, Mapping):
         return {key: _with_absolute_paths(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -513,7 +519,7 @@ def _with_absolute_paths(value: Any) -> Any:
 
 
 def _link(file: Path, folder: Path) -> None:
-    """Link a file into a folder; copy it where a file system has no links."""
+    """Link a file into a folder; copy it if the file system has no links."""
     target = folder / file.name
     if target.exists():
         return

@@ -1,6 +1,6 @@
-"""Find and read what a user names: tables, files with audio inside, and folders and URLs of them.
+"""Find and read tables, files with embedded audio, and folders and URLs of them.
 
-A table names files. Parquet, Arrow and tars have the audio inside, unless their rows name files.
+A table names files. Parquet, Arrow and tars have embedded audio, unless their rows name files.
 """
 
 import hashlib
@@ -56,28 +56,28 @@ TABLE_PATTERN = re.compile(
 )
 # A role in a name; see https://huggingface.co/docs/hub/datasets-file-names-and-splits
 ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")  # of a folder of clips
-STATE = "state.json"  # of a dataset that `save_to_disk` wrote: names its files
-STAMPS = (  # in what fsspec tells of a file
+METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.tsv")  # in a folder of clips
+STATE_FILE = "state.json"  # names the files of a dataset that `save_to_disk` wrote
+VERSION_KEYS = (  # in the information that fsspec returns about a file
     *("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated"),
     "created",
 )
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # stands for a missing value in the name of a folder
 HUDI_FOLDER = ".hoodie"
 LAKE_LOG = re.compile(r"/(_delta_log/[^/]+|metadata/[^/]+\.metadata)\.json$")
-LAKE_LINES = {  # by the folder of the log, what lists the current files of a table
+LAKE_LINES = {  # code that lists the current files of a table, by the folder of its log
     "_delta_log": "from deltalake import DeltaTable; print(*DeltaTable({folder!r}).file_uris())",
     "metadata": "from pyiceberg.table import StaticTable; print(*(task.file.file_path for task in "
     "StaticTable.from_metadata({log!r}).scan().plan_files()))",
 }
-FILE_BYTES = 1 << 25  # of stored rows
+FILE_BYTES = 1 << 25  # size of a file of stored rows
 STREAMED_ROWS = 16  # of a dataset, in memory at a time
-CONTENTS = frozenset({"array", "bytes", "path"})  # of audio, as `datasets` gives it
+AUDIO_KEYS = frozenset({"array", "bytes", "path"})  # of audio in rows of `datasets`
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that a user names, or one in a folder or below a URL."""
+    """A file that a user names, or a file in a folder or below a URL."""
 
     path: str  # or URL
     version: str = ""  # its size and etag or time
@@ -96,8 +96,8 @@ class SourceFile:
 
 def find_files(source: str) -> list[SourceFile]:
     """Return a file, or the tables in a folder or below a URL, from one listing."""
-    if "://" not in source:  # the folder of a table may have a million clips
-        metadata = (Path(source, name) for name in METADATA)
+    if "://" not in source:  # a folder with a table may have a million clips, so is not listed
+        metadata = (Path(source, name) for name in METADATA_FILES)
         source = str(next(filter(Path.is_file, metadata), source))
     with access_errors(source):
         system, root = fsspec.url_to_fs(source)
@@ -116,19 +116,19 @@ def find_files(source: str) -> list[SourceFile]:
         log = max(logs, key=lambda path: (len(path), path))  # the newest
         folder, kind, _ = log.rsplit("/", 2)
         raise DataError(
-            f"{folder} is a table of Delta or Iceberg, whose folder also has deleted rows. Purge "
-            "those that are only marked (deletion vectors), and name its current files, which this "
-            f"lists: {LAKE_LINES[kind].format(folder=folder, log=log)}"
+            f"{folder} is a table of Delta or Iceberg, and its folder also has deleted rows. Purge "
+            "rows that are only marked as deleted (deletion vectors), and name the current files, "
+            f"which this code lists: {LAKE_LINES[kind].format(folder=folder, log=log)}"
         )
     if any(f"/{HUDI_FOLDER}/" in file.path for file in files):
         raise DataError(
-            f"{source} has a Hudi table, whose folder also has deleted rows. Write its current "
-            "rows as parquet files, and name those."
+            f"{source} has a Hudi table, and its folder also has deleted rows. Write the current "
+            "rows to parquet files, and name these."
         )
-    for state in [file.path for file in files if file.name == STATE]:
+    for state in [file.path for file in files if file.name == STATE_FILE]:
         with access_errors(state), fsspec.open(state, "r") as content:
             current = {entry["filename"] for entry in json.load(content)["_data_files"]}
-        folder = state.removesuffix(STATE)
+        folder = state.removesuffix(STATE_FILE)
         files = [f for f in files if f.name in current or not f.path.startswith(folder)]
     tables = [
         file
@@ -142,47 +142,48 @@ def find_files(source: str) -> list[SourceFile]:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    return " ".join(str(info[key]) for key in STAMPS if info.get(key))
+    return " ".join(str(info[key]) for key in VERSION_KEYS if info.get(key))
 
 
 def choose_files(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """Return the tars, or else the tables; JSON, which may describe these, if it is alone."""
+    """Return the tars, or else the tables; JSON files, which may describe tables, come last."""
     tars = [file for file in files if is_tar(file.name)]
     tables = [file for file in files if not re.search(r"\.json(\.\w+)?$", file.name)]
     return tars or tables or [*files]
 
 
 def find_splits(source: str, files: Sequence[SourceFile]) -> dict[str, list[SourceFile]]:
-    """Return the files of a folder by the role in their name; one table has no roles.
+    """Return the files of a folder by the role in their path; a single named table has no role.
 
-    The names of folders count first, and one with two roles does not.
+    The outermost folder with a role in its name decides, then the name of the file. A name with
+    two roles does not count.
     """
     by_role: dict[str, list[SourceFile]] = {}
     for file in files if [file.path for file in files] != [source] else ():
         names = (*file.folders, file.name)
         roles = [{ROLE_OF[word] for word in ROLE_NAME.findall(name.lower())} for name in names]
-        role = next((min(named) for named in roles if len(named) == 1), "")
+        role = next((min(name_roles) for name_roles in roles if len(name_roles) == 1), "")
         by_role.setdefault(role, []).append(file)
     unassigned = [file.path for file in by_role.pop("", []) if not file.name.endswith(".json")]
     if by_role and unassigned:
-        note_once(f"note: {source}: {listed(unassigned)} left out: the names tell no split.")
+        note_once(f"note: {source}: {listed(unassigned)} left out: the names have no split.")
     return {role: choose_files(files) for role, files in by_role.items()}
 
 
 def read_files(
     files: Sequence[tuple[SourceFile, TableOptions]],
 ) -> list[Manifest | AudioTable]:
-    """Return the rows of tables as one manifest, and the files with audio inside."""
+    """Return the rows of tables as one manifest, and the files with embedded audio."""
     manifests: list[tuple[str, Manifest]] = []
     audio_tables: list[Manifest | AudioTable] = []
-    is_inside: dict[str, bool] = {}  # of a folder at a URL, the first file of a kind tells it
+    is_embedded: dict[str, bool] = {}  # at URLs, decided by the first file of a folder and suffix
     for file, options in files:
-        alike = file.path.rpartition("/")[0] if "://" in file.path else file.path
-        alike += Path(file.name).suffix
-        if alike not in is_inside:
+        group = file.path.rpartition("/")[0] if "://" in file.path else file.path
+        group += Path(file.name).suffix
+        if group not in is_embedded:
             is_arrow = file.path.endswith(ARROW_SUFFIXES)
-            is_inside[alike] = has_audio(file.path, options) if is_arrow else is_tar(file.path)
-        if is_inside[alike]:
+            is_embedded[group] = has_audio(file.path, options) if is_arrow else is_tar(file.path)
+        if is_embedded[group]:
             audio_tables.append(AudioTable(file.path, file.version, options, file.partition))
         else:
             manifests.append((file.name, _read_manifest(file, options)))
@@ -203,7 +204,7 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
     is_used = path and pc.any(pc.match_substring_regex(table.rows[path], DATA_ROOT.pattern)).as_py()
     if options.data_root and not is_used:
         raise ConfigError(
-            f"`data_folder` stands for $data_root, but no path of {file.path} begins with it."
+            f"`data_folder` replaces $data_root, but no path in {file.path} begins with $data_root."
         )
     find_audio = partial(locate, folder, data_root=options.data_root)
     if folder != Path(file.path).parent:
@@ -211,15 +212,15 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
     return to_manifest(table, options, find_audio, folder)
 
 
-# Rows that Python holds, cached as parquet
+# Rows in memory, cached as parquet
 
 
 def store_rows(rows: Any) -> Path:
     """Store rows with the columns of a table, and return the folder of their files.
 
-    rows: mappings in any iterable, a pandas DataFrame or a dataset of `datasets`, also a stream.
-        Audio is a path, or anything else that `stream_input` takes. Paths are relative to the
-        working folder.
+    rows: an iterable of mappings, a pandas DataFrame, or a dataset of `datasets`, which may be
+        streamed. Audio is a path, or anything else that `stream_input` takes. Paths are relative
+        to the working folder.
 
     >>> clip = {"array": [0.0] * 800, "sampling_rate": 16_000}
     >>> [file.name for file in store_rows([{"audio": clip, "text": "nothing"}]).iterdir()]
@@ -277,18 +278,18 @@ def _to_records(rows: Any) -> Iterator[Mapping[str, Any]]:
     for record in rows if isinstance(rows, Iterable) else [rows]:
         if not isinstance(record, Mapping):
             raise DataError(
-                "Rows must be mappings, a DataFrame or a datasets.Dataset, but one is "
+                "Rows must be mappings, a DataFrame or a datasets.Dataset, but one row is "
                 f"{short_value(record)}."
             )
         yield record
 
 
 def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row whose arrays are WAV files, and whose paths are absolute."""
+    """Return a row with arrays encoded as WAV, and with absolute paths."""
     row = {str(column): value for column, value in record.items()}
     paths = find_columns([*row], "path")
     for name, value in row.items():
-        keys = CONTENTS & value.keys() if isinstance(value, Mapping) else ()
+        keys = AUDIO_KEYS & value.keys() if isinstance(value, Mapping) else ()
         if name in paths or keys or hasattr(value, "get_all_samples"):
             contents = [value[key] for key in keys] or [value]
             row[name] = None if all(map(is_missing, contents)) else _to_file(value)

@@ -1,4 +1,4 @@
-"""The rows of a prepared corpus: clips of manifests and tables, with the place of their audio.
+"""The rows of a prepared corpus: clips of manifests and tables, with the location of their audio.
 
 manifest -> joined with the clips in shards -> SPLIT.arrow -> Dataset
 """
@@ -32,7 +32,7 @@ from sbkit.data.manifest import (
     CHANNEL_FAULT,
     DURATION_COLUMN,
     RESERVED_COLUMNS,
-    STORED,
+    STORED_COLUMN,
     Excluded,
     Manifest,
     are_distinct,
@@ -46,23 +46,23 @@ from sbkit.data.shard import (
     CLIP_KEYS,
     CLIP_TYPE,
     LAZY,
-    LEFT_OUT,
+    LEFT_OUT_SCHEMA,
     ShardTable,
     read_shard_tables,
 )
-from sbkit.data.units import (
+from sbkit.data.work_units import (
     NUM_DIGITS,
     RowBlocks,
-    Work,
+    WorkUnit,
     clip_keys,
+    exclusion_reason,
     join_keys,
-    reason_of,
     stat_files,
     unit_of,
 )
 
-FILES_NAME = "files"  # of the list of the files of all rows
-MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
+FILES_NAME = "files"  # names the list of the files of all rows
+MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; a run with more is refused
 STORED_SCHEMA = pa.schema({"samples": pa.int64(), CHANNEL_FAULT: pa.string(), AUDIO: AUDIO_TYPE})
 
 
@@ -70,10 +70,10 @@ STORED_SCHEMA = pa.schema({"samples": pa.int64(), CHANNEL_FAULT: pa.string(), AU
 class PreparedSplit:
     """The rows of a split, as the corpus has them.
 
-    dataset: the columns id, sentence, samples, the corpus's others, and audio, which `read_rows`
-        reads.
-    digest: changes if ids, sentences, lengths or audio do, not with the places, times or names of
-        files.
+    dataset: the columns id, sentence, samples, other columns of the corpus, and audio, which
+        `read_rows` reads.
+    digest: changes with ids, sentences, lengths and audio, but not with the folders, times and
+        names of files.
     filtered: counts of the rows that the run's filters leave out, by reason.
     """
 
@@ -89,7 +89,7 @@ class PreparedSplit:
 def read_row_blocks(corpus: Corpus, *, as_stream: bool = False) -> RowBlocks:
     """Return the manifests and tables of all splits, without the rows that filters leave out.
 
-    as_stream: read them block by block, once, while they are used.
+    as_stream: return iterators, which read each block when it is used.
     """
     names = [*chain.from_iterable(corpus.roles().values())]
     where = corpus.settings.get("where")
@@ -105,13 +105,13 @@ def read_row_blocks(corpus: Corpus, *, as_stream: bool = False) -> RowBlocks:
 
 
 def has_tables(row_blocks: RowBlocks) -> bool:
-    """Check whether any rows lie in tables with their audio."""
+    """Check whether any rows come from tables with audio."""
     items = chain.from_iterable(row_blocks.values())
     return any(isinstance(item, AudioTable) for item in items)
 
 
 def manifests_of(row_blocks: RowBlocks) -> Iterator[Manifest]:
-    """Yield the manifests of clips in files."""
+    """Yield the manifests of clips in files, not in a prepared corpus."""
     for item in chain.from_iterable(row_blocks.values()):
         if isinstance(item, Manifest) and not is_located(item):
             yield item
@@ -121,31 +121,32 @@ def manifests_of(row_blocks: RowBlocks) -> Iterator[Manifest]:
 
 
 class Shards:
-    """The shards that a corpus has, and how its rows name them.
+    """The shards of a corpus, and their names in its rows.
 
-    work: what the units have in common.
+    template: a work unit without content, with the facts that all units share.
     names: of the shards, by unit.
-    prefix: of these names in rows, such as the corpus's folder in the cache.
-    is_numbered: whether rows have the number of their unit; epochs are read in windows of shards.
-    sizes: in bytes, of the audio files whose tables were read, as these state them.
+    prefix: before these names in rows, such as the corpus's folder in the cache.
+    is_numbered: whether rows have the number of their unit; epochs are then read in windows of
+        shards.
+    sizes: of audio files in bytes, as stated in the tables that were read.
     """
 
     def __init__(
         self,
         storage: Storage,
-        work: Work,
+        template: WorkUnit,
         names: Mapping[str, Sequence[str]],
         *,
         prefix: str = "",
         is_numbered: bool = False,
     ) -> None:
-        self.storage, self.work = storage, work
+        self.storage, self.template = storage, template
         self.sizes: dict[str, int] = {}
         self._names, self._prefix = names, prefix
         self._numbers = {name: i for i, name in enumerate(names, 1)} if is_numbered else {}
 
     def tables(self, units: Iterable[str] | None = None) -> Iterator[ShardTable]:
-        """Yield the tables of units in their order, by default of all."""
+        """Yield the tables of units in order; by default, of all units."""
         units = self._names if units is None else units
         names = chain.from_iterable(self._names.get(unit, ()) for unit in units)
         for table in read_shard_tables(self.storage, names):
@@ -153,26 +154,26 @@ class Shards:
             yield table
 
     def locate(self, shard: ShardTable) -> pa.Table:
-        """Return samples, mix_fault and audio of a shard's table, as STORED_SCHEMA."""
+        """Return the samples, mix_fault and audio of a shard's clips, as STORED_SCHEMA."""
         table, count = shard.table, len(shard.table)
         audio = table[AUDIO].combine_chunks()
         columns = {name: audio.field(name) for name in ("start", "size", "crc32", "digest")}
         columns["file"] = pa.repeat(f"{self._prefix}{shard.name}.arrow", count)
         columns["shard"] = pa.repeat(self._numbers.get(unit_of(shard.name), 0), count)
-        columns["sample_rate"] = pa.repeat(self.work.sample_rate, count)
+        columns["sample_rate"] = pa.repeat(self.template.sample_rate, count)
         fields = list(AUDIO_TYPE)
-        places = pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields)
+        locations = pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields)
         return pa.table(
-            {"samples": table["samples"], CHANNEL_FAULT: table[CHANNEL_FAULT], AUDIO: places}
+            {"samples": table["samples"], CHANNEL_FAULT: table[CHANNEL_FAULT], AUDIO: locations}
         )
 
 
-class Clips(NamedTuple):
-    """The clips of files that are decoded, and those that cannot be.
+class StoredClips(NamedTuple):
+    """The clips of files that are stored in shards, and the clips that cannot be decoded.
 
     keys: of the rows of `stored`, then of `faults`.
-    stored: samples, mix_fault and audio.
-    files: rows of FILES_SCHEMA, as they are now.
+    stored: samples, mix_fault and audio, as STORED_SCHEMA.
+    files: the present state of the files, as FILES_SCHEMA.
     """
 
     keys: pa.ChunkedArray
@@ -181,75 +182,86 @@ class Clips(NamedTuple):
     files: pa.Table
 
     @classmethod
-    def of(cls, shards: Shards, units: Iterable[str] | None, files: pa.Table) -> "Clips":
-        """Collect the clips of units, None for all, whose files are as they were."""
+    def collect(cls, shards: Shards, units: Iterable[str] | None, files: pa.Table) -> "StoredClips":
+        """Collect the clips of units whose files are unchanged.
+
+        units: None for all.
+        """
         clips = [pa.schema(list(CLIP_TYPE)).empty_table()]
         stored = [STORED_SCHEMA.empty_table()]
-        left_out = [LEFT_OUT.empty_table()]
+        left_out = [LEFT_OUT_SCHEMA.empty_table()]
         for shard in shards.tables(units):
             clips.append(pa.Table.from_struct_array(shard.table[AUDIO]))
             stored.append(shards.locate(shard))
             left_out.append(shard.left_out)
-        known = pa.concat_tables(table.select(CLIP_KEYS) for table in (*clips, *left_out))
-        is_current = are_current(files, known)
-        places = pa.concat_tables(stored)
-        judged = pa.concat_tables(left_out).filter(is_current[len(places) :])
+        keys = pa.concat_tables(table.select(CLIP_KEYS) for table in (*clips, *left_out))
+        is_current = are_current(files, keys)
+        locations = pa.concat_tables(stored)
+        faults = pa.concat_tables(left_out).filter(is_current[len(locations) :])
         return cls(
-            join_keys(known["path"], known["part"]).filter(is_current),
-            places.filter(is_current[: len(places)]),
-            [*map(AudioError, judged["reason"].to_pylist(), judged["message"].to_pylist())],
+            join_keys(keys["path"], keys["part"]).filter(is_current),
+            locations.filter(is_current[: len(locations)]),
+            [*map(AudioError, faults["reason"].to_pylist(), faults["message"].to_pylist())],
             files,
         )
 
     def find(self, manifest: Manifest) -> pa.ChunkedArray:
-        """Return the index of each clip, null for one that is neither decoded nor refused."""
+        """Return the index of each clip in `keys`; null for a clip that is not there."""
         return pc.index_in(clip_keys(manifest), value_set=self.keys)
 
     def missing(self, item: Manifest | AudioTable) -> Manifest | AudioTable:
-        """Return the clips to decode: those of files that can be reached; a table with audio."""
+        """Return the clips that still have to be decoded, and whose files can be reached.
+
+        A table with audio, and a manifest with locations, are returned as they are.
+        """
         if isinstance(item, AudioTable) or is_located(item):
             return item
         manifest = item.filter(pc.is_null(self.find(item)).to_numpy())
-        gone = self.files["path"].filter(pc.less(self.files["file_size"], 0))
-        is_gone = pc.is_in(manifest.rows[AUDIO].cast(pa.large_binary()), value_set=gone)
-        return manifest.filter(~is_gone.to_numpy())
+        unreachable = self.files["path"].filter(pc.less(self.files["file_size"], 0))
+        paths = manifest.rows[AUDIO].cast(pa.large_binary())
+        is_unreachable = pc.is_in(paths, value_set=unreachable)
+        return manifest.filter(~is_unreachable.to_numpy())
 
     def join(self, manifest: Manifest) -> Manifest:
-        """Add the place of the audio; exclude the clips that have none."""
+        """Add the location of the audio; exclude the clips that have no audio."""
         indices = self.find(manifest)
-        is_found = pc.less(indices, len(self.stored)).fill_null(False)
+        is_stored = pc.less(indices, len(self.stored)).fill_null(False)
         errors: list[AudioError] = []
-        lost = pc.invert(is_found)
+        is_lost = pc.invert(is_stored)
         for index, path in zip(
-            indices.filter(lost).to_pylist(),
-            manifest.rows[AUDIO].filter(lost).to_pylist(),
+            indices.filter(is_lost).to_pylist(),
+            manifest.rows[AUDIO].filter(is_lost).to_pylist(),
             strict=True,
         ):
             fault = f"{printable(os.fsdecode(path))} is missing, or cannot be read."
             missing = AudioError("missing", fault)
             errors.append(missing if index is None else self.faults[index - len(self.stored)])
-        stored = take_rows(self.stored, indices.filter(is_found).to_numpy())
-        return _add_places(manifest, is_found.to_numpy(), stored, errors)
+        stored = take_rows(self.stored, indices.filter(is_stored).to_numpy())
+        return _add_locations(manifest, is_stored.to_numpy(), stored, errors)
 
 
 def are_current(files: pa.Table, clips: pa.Table) -> pa.ChunkedArray:
-    """Return whether the files of clips have the sizes and times that they had."""
-    now = files.take(pc.index_in(clips["path"], value_set=files["path"]))
-    is_same = [pc.equal(now[name], clips[name]) for name in ("file_size", "file_time")]
+    """Return whether the file of each clip still has the same size and time.
+
+    files: the present state of the files, as FILES_SCHEMA.
+    """
+    present = files.take(pc.index_in(clips["path"], value_set=files["path"]))
+    is_same = [pc.equal(present[name], clips[name]) for name in ("file_size", "file_time")]
     return pc.and_(*is_same).fill_null(False)
 
 
-def _add_places(
-    manifest: Manifest, is_found: Bools, stored: pa.Table, errors: Iterable[AudioError]
+def _add_locations(
+    manifest: Manifest, is_stored: Bools, stored: pa.Table, errors: Iterable[AudioError]
 ) -> Manifest:
-    """Add the places of the clips that are found; exclude the others, with an error each."""
-    found = manifest.filter(is_found)
-    lost = manifest.rows["id"].filter(pa.array(~is_found)).to_pylist()
+    """Add the locations of stored clips; exclude the other clips, with one error for each."""
+    stored_manifest = manifest.filter(is_stored)
+    lost_ids = manifest.rows["id"].filter(pa.array(~is_stored)).to_pylist()
     excluded = [
-        Excluded(id, reason_of(error), str(error)) for id, error in zip(lost, errors, strict=True)
+        Excluded(id, exclusion_reason(error), str(error))
+        for id, error in zip(lost_ids, errors, strict=True)
     ]
-    rows = found.rows.append_column(STORED, stored.to_struct_array())
-    return replace(found, rows=rows, excluded=(*manifest.excluded, *excluded))
+    rows = stored_manifest.rows.append_column(STORED_COLUMN, stored.to_struct_array())
+    return replace(stored_manifest, rows=rows, excluded=(*manifest.excluded, *excluded))
 
 
 # Writing
@@ -257,16 +269,16 @@ def _add_places(
 
 @dataclass(frozen=True)
 class RowWriter:
-    """Writes the rows of splits, with the place of their audio, and the list of their files.
+    """Writes the rows of splits, with the location of their audio, and the list of their files.
 
-    clips: those of files.
-    folder: for all that is written.
-    ending: of the names there, before the suffix.
-    files: rows of FILES_SCHEMA, block by block.
+    clips: the stored clips of files.
+    folder: the target.
+    ending: the end of the file names, before the suffix.
+    files: blocks of the list of files, as FILES_SCHEMA.
     """
 
     shards: Shards
-    clips: Clips
+    clips: StoredClips
     folder: Path
     ending: str = ""
     files: list[pa.Table] = field(default_factory=list)
@@ -283,7 +295,7 @@ class RowWriter:
         return facts
 
     def _locate(self, split: str, items: Iterable[Manifest | AudioTable]) -> Iterator[Manifest]:
-        """Add the place of the audio to manifests, and yield the rows of tables."""
+        """Yield the rows of manifests and tables with the location of their audio."""
         for is_table, group in groupby(items, key=lambda item: isinstance(item, AudioTable)):
             if is_table:
                 tables = [item for item in group if isinstance(item, AudioTable)]
@@ -293,7 +305,7 @@ class RowWriter:
             for is_stored, blocks in groupby(manifests, key=is_located):
                 if is_stored:
                     yield from blocks
-                elif self.shards.work.store == LAZY:
+                elif self.shards.template.store == LAZY:
                     yield from map(self._plan_lazy, blocks)
                 else:
                     yield from self.clips.join(Manifest.join(blocks)).blocks()
@@ -301,20 +313,20 @@ class RowWriter:
     def _plan_lazy(self, block: Manifest) -> Manifest:
         files = stat_files(pc.unique(block.rows[AUDIO]))
         self.files.append(files)
-        return plan_lazy(block, files, self.shards.work.sample_rate)
+        return plan_lazy(block, files, self.shards.template.sample_rate)
 
     def _rows_of_tables(self, split: str, tables: Sequence[AudioTable]) -> Iterator[Manifest]:
         """Yield the rows of tables with audio, shard by shard, all with the same columns."""
-        works = (replace(self.shards.work, split=split, table=table) for table in tables)
-        units = [work.name for work in works]
-        # Of all shards, only the names of columns and the hashes of ids are kept.
+        template = self.shards.template
+        units = [replace(template, split=split, table=table).name for table in tables]
+        # Only the names of columns and the hashes of ids are kept in memory for all shards.
         schemas, hashes = [pa.schema([])], [np.empty(0, np.int64)]
         for shard in self.shards.tables(units):
             schemas.append(shard.table.schema)
             hashes.append(hash_texts(shard.table["id"]))
         columns = pa.unify_schemas(schemas, promote_options="default").empty_table()
-        own = [name for name in columns.column_names if name not in STORED_SCHEMA.names]
-        columns = columns.select(own)
+        names = [name for name in columns.column_names if name not in STORED_SCHEMA.names]
+        columns = columns.select(names)
         seen: set[str] | None = None if are_distinct(hashes) else set()
         first_row = 0
         for shard in self.shards.tables(units):
@@ -324,7 +336,7 @@ class RowWriter:
                 ids = _rename_repeated(rows["id"], seen, first_row)
                 rows = rows.set_column(rows.column_names.index("id"), "id", ids)
             rows = rows.append_column(AUDIO, rows["id"].cast(pa.binary()))  # unique like a path
-            rows = rows.append_column(STORED, self.shards.locate(shard).to_struct_array())
+            rows = rows.append_column(STORED_COLUMN, self.shards.locate(shard).to_struct_array())
             excluded = (shard.left_out[name].to_pylist() for name in ("id", "reason", "message"))
             yield Manifest(rows, tuple(map(Excluded, *excluded)))
             first_row += len(rows)
@@ -360,7 +372,7 @@ class RowWriter:
         }
 
     def _write_tables(self, name: str, tables: Iterator[pa.Table]) -> None:
-        """Write tables, of which there is at least one, into a file."""
+        """Write one or more tables into a file."""
         file = self.folder / f"{name}{self.ending}.arrow"
         temporary = temporary_path(file)
         first = next(tables)
@@ -369,16 +381,16 @@ class RowWriter:
             pa.ipc.new_stream(stream, first.schema) as writer,
         ):
             for table in chain([first], tables):
-                writer.write_table(table.combine_chunks())  # also empty chunks would be written
+                writer.write_table(table.combine_chunks())  # otherwise empty chunks are written
         temporary.replace(file)
 
 
 def _rows_to_write(block: Manifest) -> pa.Table:
-    """Return the rows of a located block as they are written."""
+    """Return the rows of a block, which has locations, as they are written."""
     rows = block.rows
-    if STORED not in rows.column_names:  # a split without any row
-        rows = rows.append_column(STORED, pa.array([], pa.struct(list(STORED_SCHEMA))))
-    stored = pa.Table.from_struct_array(rows[STORED])
+    if STORED_COLUMN not in rows.column_names:  # a split without any row
+        rows = rows.append_column(STORED_COLUMN, pa.array([], pa.struct(list(STORED_SCHEMA))))
+    stored = pa.Table.from_struct_array(rows[STORED_COLUMN])
     return pa.table(
         {name: rows[name] for name in ("id", "sentence")}
         | {name: stored[name] for name in ("samples", CHANNEL_FAULT)}
@@ -388,22 +400,24 @@ def _rows_to_write(block: Manifest) -> pa.Table:
 
 
 def _update_hashes(digest: "hashlib._Hash", fingerprint: "hashlib._Hash", rows: pa.Table) -> None:
-    """Add rows to the hash of what a run learns from, and to that of all columns."""
+    """Add rows to the hash of the data that a run learns from, and to the hash of all columns."""
     audio = pa.Table.from_struct_array(rows[AUDIO])
     # The plan of an epoch depends on the number of the unit.
     shards = pc.if_else(pc.equal(audio["shard"], 0), "", audio["shard"].cast(pa.string()))
     samples = rows["samples"].cast(pa.string())
-    own = (rows["id"], rows["sentence"], samples, audio["digest"], shards)
-    _update(digest, own)
+    learned_columns = (rows["id"], rows["sentence"], samples, audio["digest"], shards)
+    _update_hash(digest, learned_columns)
     names = [name for name in rows.column_names if name not in RESERVED_COLUMNS]
     fingerprint.update(to_json(names).encode())
-    # Of lazy audio, two files may have one size.
+    # The digest of lazy audio is a size, which two files may share.
     files = pc.if_else(audio["start"].is_null(), audio["file"], "")
-    others = (rows[name].cast(pa.string()).fill_null("\1") for name in names)  # "" is a value
-    _update(fingerprint, [*own, files, *others])
+    other_columns = (
+        rows[name].cast(pa.string()).fill_null("\1") for name in names
+    )  # "" is a value
+    _update_hash(fingerprint, [*learned_columns, files, *other_columns])
 
 
-def _update(hash: "hashlib._Hash", columns: Sequence[pa.ChunkedArray]) -> None:
+def _update_hash(hash: "hashlib._Hash", columns: Sequence[pa.ChunkedArray]) -> None:
     lines = pc.binary_join_element_wise(*columns, "\0", null_handling="replace").to_pylist()
     hash.update("".join(f"{line}\n" for line in lines).encode())
 
@@ -417,26 +431,26 @@ def map_rows(file: Path, num_rows: int) -> MemoryMappedTable:
 
 
 def is_located(manifest: Manifest) -> bool:
-    """Return whether the audio of a manifest lies in a prepared corpus."""
-    return STORED in manifest.rows.column_names
+    """Return whether the rows of a manifest have the location of audio in a prepared corpus."""
+    return STORED_COLUMN in manifest.rows.column_names
 
 
 def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
     """Raise DataError if more than `MAX_UNUSABLE_SHARE` of ``total`` rows is unusable."""
-    lost = [row for row in lost if row.reason != CUT_SHORT]  # of a clip that is used
+    lost = [row for row in lost if row.reason != CUT_SHORT]  # only the end of such a clip is lost
     if len(lost) <= MAX_UNUSABLE_SHARE * total:
         return
     reasons = Counter(row.reason for row in lost).most_common()
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons)
     examples = "; ".join(f"{row.id}: {row.detail}" for row in lost[:3])
     raise DataError(
-        f"{len(lost)} of {total} rows of {split} are unusable ({counts}); at most "
-        f"{MAX_UNUSABLE_SHARE:.0%} may be. The first of them: {examples}"
+        f"{len(lost)} of {total} rows of {split} are unusable ({counts}), but at most "
+        f"{MAX_UNUSABLE_SHARE:.0%} may be. The first ones: {examples}"
     )
 
 
 def _rename_repeated(ids: pa.ChunkedArray, seen: set[str], first_row: int) -> pa.ChunkedArray:
-    """Append the row to repeated ids: several tables may have clips of the same name."""
+    """Append the row number to repeated ids: several tables may have clips of the same name."""
     names: list[str] = []
     for row, id in enumerate(ids.to_pylist(), start=first_row):
         names.append(f"{id}-{row}" if id in seen else id)
@@ -449,14 +463,14 @@ def _rename_repeated(ids: pa.ChunkedArray, seen: set[str], first_row: int) -> pa
 
 @concerning("audio_store")
 def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest:
-    """Add places to clips that are decoded when they are read, as `Clips.join` does.
+    """Add locations, as `StoredClips.join` does, to clips that are decoded when they are read.
 
     Their lengths are the durations that the corpus states.
     """
     if manifest.has_spans:
         raise ConfigError(
-            "`audio_store: lazy` decodes whole files, but some clips are spans or channels. "
-            "Set `audio_store: flac`."
+            "`audio_store: lazy` decodes whole files, but some clips are spans or channels of "
+            "files. Set `audio_store: flac`."
         )
     rows = manifest.rows
     durations = pa.chunked_array([pa.nulls(len(rows), pa.string())])
@@ -499,4 +513,4 @@ def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest
         CHANNEL_FAULT: pa.repeat("", count),
         AUDIO: pa.table(audio, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
-    return _add_places(manifest, is_readable, pa.table(stored), errors.values())
+    return _add_locations(manifest, is_readable, pa.table(stored), errors.values())

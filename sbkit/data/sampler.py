@@ -42,13 +42,13 @@ MicroBatch = list[Example]
 class StepSampler(Protocol):
     """A plan of the steps of each epoch; sbkit deals them to ranks and micro-batches, and resumes.
 
-    seed: of the run; with the epoch, it decides all that `steps` draws.
+    seed: of the run; together with the epoch, it decides all random choices of `steps`.
     """
 
     seed: int
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Choose the epoch; they count from 1."""
+        """Choose the epoch, counted from 1."""
 
     def steps(self) -> Sequence[MicroBatch]:
         """Return the examples of each step, of all ranks together."""
@@ -78,25 +78,25 @@ def join_rows(
     is_joined: Bools,
     *,
     capacity: int,
-    long_enough: int,
+    target_samples: int,
 ) -> Examples:
-    """Make examples of rows in an order; ``is_joined`` says whether a row joins the one before it.
+    """Make examples of rows in an order; ``is_joined`` asks to join a row to its predecessor.
 
-    An example has the speed of its first row, or the natural one if that row, played slower, would
-    not fit into a batch of ``capacity`` samples. It grows until it has ``long_enough`` samples, and
-    never beyond the capacity.
+    An example has the speed of its first row, or the natural speed if that row, played slower,
+    would not fit into a batch of ``capacity`` samples. It grows until it has ``target_samples``,
+    and never beyond the capacity.
     """
     natural = samples[order]
     played = at_speed(natural, percents)
     fits = played <= capacity
     percents = np.where(fits, percents, 100).astype(np.int16)
-    # The length of the example up to each row, until the row proves to join the one before it.
+    # The length of the example that ends with each row; rows are first taken to start an example.
     totals = np.where(fits, played, natural)
     is_joined = is_joined.copy()
     is_joined[:1] = False
     for rows in _rounds(is_joined):  # a row's predecessor is in an earlier round
         joined = totals[rows - 1] + at_speed(natural[rows], percents[rows - 1])
-        joins = (totals[rows - 1] < long_enough) & (joined <= capacity)
+        joins = (totals[rows - 1] < target_samples) & (joined <= capacity)
         is_joined[rows] = joins
         totals[rows] = np.where(joins, joined, totals[rows])
         percents[rows] = np.where(joins, percents[rows - 1], percents[rows])
@@ -111,19 +111,19 @@ def join_rows(
 
 
 def _rounds(is_joined: Bools) -> list[Counts]:
-    """Return the rows that may join: one place after a row that does not, two places ..."""
+    """Return the rows that may join by their distance from the start of an example: 1, 2, ..."""
     rows = np.arange(len(is_joined))
-    places = rows - np.maximum.accumulate(np.where(is_joined, 0, rows))
+    distances = rows - np.maximum.accumulate(np.where(is_joined, 0, rows))
     rows = rows[is_joined]
-    places = places[is_joined]
-    in_order = rows[np.argsort(places, kind="stable")]
-    return np.split(in_order, np.cumsum(np.bincount(places))[1:-1]) if len(rows) else []
+    distances = distances[is_joined]
+    by_distance = rows[np.argsort(distances, kind="stable")]
+    return np.split(by_distance, np.cumsum(np.bincount(distances))[1:-1]) if len(rows) else []
 
 
 class Plan(Sequence[MicroBatch]):
     """Batches of examples of similar length.
 
-    They are cut wherever the padded audio, count times longest, would exceed ``capacity`` samples.
+    A batch ends where the padded audio, count times longest, would exceed ``capacity`` samples.
     """
 
     def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
@@ -206,21 +206,21 @@ def cut_runs(lengths: Iterable[int], capacity: int) -> list[int]:
 
 
 PLAN_ROWS = 100_000  # rows that are Python objects at the same time
-LENGTH_JITTER = 0.02  # relative; similar lengths change places, so batches differ between epochs
+LENGTH_JITTER = 0.02  # relative; it swaps similar lengths, so that batches differ between epochs
 MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 
-MIN_WINDOW_BATCHES = 8  # of a mix; batches of a window with fewer would have much padding
-MIX_SEED = 1  # separates the random numbers of a mix from those of the plan
+MIN_WINDOW_BATCHES = 8  # of a mix; with fewer batches in a window, there would be much padding
+MIX_SEED = 1  # gives a mix other random numbers than the plan
 
-Lengths = Sequence[int] | Counts  # samples of audio, by row
+RowNumbers = Sequence[int] | Counts  # a number for each row, such as its samples
 
 
 class TrainSampler:
     """Plan the steps of one epoch, each of utterances of similar length.
 
-    An utterance is joined to the one drawn before it with probability ``concat_prob``, which puts
-    words into more contexts than the few sentences of a small corpus do, and is played at one of
-    the ``speeds``. Utterances of two sources are not joined.
+    With probability ``concat_prob``, an utterance is joined to the one drawn before it, so that
+    words have more contexts than the few sentences of a small corpus offer. Each example is played
+    at one of the ``speeds``. Utterances of two sources are not joined.
 
     >>> sampler = TrainSampler(samples=[16_000, 8_000, 16_000], batch_seconds=2, seed=1)
     >>> sampler.set_epoch(1)
@@ -228,14 +228,14 @@ class TrainSampler:
     [0, 1, 2]
 
     Args:
-        samples: length of every utterance.
-        batch_seconds: padded audio of a step, over all ranks.
-        seed: of the joins, the speeds and the order.
-        concat_prob: probability of a join.
+        samples: the length of every utterance.
+        batch_seconds: the padded audio of a step, over all ranks.
+        seed: decides the joins, the speeds and the order.
+        concat_prob: the probability of a join.
         speeds: factors; one is drawn for each example.
-        shards: the number of each utterance's shard.
+        shards: the number of the shard of every utterance.
         shuffle_shards: how many shards are shuffled together.
-        sources: of a mix; by default every utterance is used once in each epoch.
+        sources: of a mix; by default, every utterance is used once in each epoch.
         sample_rate: Hz.
     """
 
@@ -244,12 +244,12 @@ class TrainSampler:
     def __init__(
         self,
         *,
-        samples: Lengths,
+        samples: RowNumbers,
         batch_seconds: float,
         seed: int,
         concat_prob: float = 0.0,
         speeds: Sequence[float] = (1.0,),
-        shards: Lengths | None = None,
+        shards: RowNumbers | None = None,
         shuffle_shards: int = 8,
         sources: Sequence[MixSource] = (),
         sample_rate: int = SAMPLE_RATE,
@@ -277,7 +277,8 @@ class TrainSampler:
     def steps(self) -> Plan:
         """Join rows in random order, at random speeds, and batch them by length.
 
-        Lengths rise in one window and fall in the next, so that their border has similar ones.
+        Lengths rise in one window and fall in the next, so that batches across the border of two
+        windows have similar lengths.
         """
         random = np.random.default_rng((self.seed, self._epoch))
         if self._sources:
@@ -296,7 +297,7 @@ class TrainSampler:
             percents=random.choice(self._percents, count),
             is_joined=(random.random(count) < self._concat_prob) & is_same_source,
             capacity=self._capacity,
-            long_enough=self._long_enough,
+            target_samples=self._long_enough,
         )
         spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(examples))
         windows = windows[examples.starts[:-1]]
@@ -325,9 +326,9 @@ class TrainSampler:
         return np.concatenate(drawn)[shuffled], np.concatenate(windows)[shuffled]
 
     def _draw_source(self, index: int) -> Counts:
-        """Return the rows of a source in this epoch: the next ones of an endless walk.
+        """Return the rows of a source in this epoch: the next part of an endless sequence.
 
-        A pass of the walk has every row once, in the order of the windows of shards.
+        The sequence repeats all rows in passes, each in a new order by windows of shards.
         """
         source = self._sources[index]
         start = source.epoch_samples * max(0, self._epoch - 1)  # epochs count from 1
@@ -344,7 +345,7 @@ class TrainSampler:
 
 
 class RankSampler(Sampler[MicroBatch]):
-    """Deal the steps of ``sampler``: yield this rank's micro-batches, ``accumulation`` for each."""
+    """Deal the steps of ``sampler``: yield ``accumulation`` micro-batches of this rank per step."""
 
     def __init__(
         self, sampler: StepSampler, *, rank: int = 0, world_size: int = 1, accumulation: int = 1
@@ -355,15 +356,15 @@ class RankSampler(Sampler[MicroBatch]):
         self._accumulation = accumulation
         self._epoch, self._start = 0, 0
         self._planned: tuple[int, Sequence[MicroBatch]] | None = None
-        # Gets the steps of each epoch when the first of them is dealt.
+        # Called with the steps of an epoch before its first step is dealt
         self.on_epoch: Callable[[Iterator[MicroBatch]], None] = lambda steps: None
 
     def use(self, sampler: object) -> None:
-        """Deal the steps of another sampler; raise ConfigError if it is none for this run."""
+        """Deal the steps of another sampler; raise ConfigError if it is not valid for this run."""
         if not isinstance(sampler, StepSampler) or sampler.seed != self.sampler.seed:
             raise ConfigError(
-                f"`make_sampler` of the recipe must return an object with `seed` "
-                f"({self.sampler.seed}, that of the run), `set_epoch(epoch)` and `steps()`, but "
+                f"`make_sampler` of the recipe must return an object with `seed` (the run's seed, "
+                f"{self.sampler.seed}), `set_epoch(epoch)` and `steps()`, but "
                 f"{type(sampler).__name__} lacks one of them."
             )
         self.sampler = sampler
@@ -375,7 +376,7 @@ class RankSampler(Sampler[MicroBatch]):
         self._start = start
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
+        """Yield this rank's micro-batches; ``accumulation`` consecutive ones belong to a step."""
         num_shares = self._world_size * self._accumulation
         plan = self.steps()
         first, skipped = divmod(self._start, self._accumulation)
@@ -393,7 +394,7 @@ class RankSampler(Sampler[MicroBatch]):
             steps = self.sampler.steps()
             if not len(steps) or not step_sizes(steps).all():
                 raise ConfigError(
-                    "The sampler of the recipe plans an epoch without steps, or an empty step."
+                    "The sampler of the recipe planned an epoch without steps, or an empty step."
                 )
             self._planned = self._epoch, steps
         return self._planned[1]
@@ -405,14 +406,14 @@ class EvalSampler(Sampler[MicroBatch]):
     def __init__(
         self,
         *,
-        samples: Lengths,
+        samples: RowNumbers,
         batch_seconds: float,
         rank: int = 0,
         world_size: int = 1,
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         lengths = np.asarray(samples)
-        # A longer clip is a batch of its own.
+        # A clip longer than the capacity is a batch by itself.
         capacity = seconds_to_samples(batch_seconds, sample_rate)
         order = np.argsort(lengths, kind="stable").astype(np.int32)
         starts = np.arange(len(lengths) + 1, dtype=np.int32)
@@ -438,21 +439,21 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
         is_exact = False
     if not is_exact or min(percents) <= 0:
         raise ConfigError(
-            "`speeds` must be a list of positive numbers with at most two decimals, such as [1.0], "
-            f"but is {speeds!r}."
+            "`speeds` must be a list of positive numbers with at most two decimal places, such as "
+            f"[1.0], but is {speeds!r}."
         )
     return percents
 
 
 def fastest_percent(speeds: Sequence[float]) -> int:
-    """Return the highest of the speeds and the natural one, in percent."""
+    """Return the highest of the speeds and the natural speed, in percent."""
     return max(100, *to_percents(speeds))
 
 
 def split_batch(step: MicroBatch, num_shares: int) -> list[MicroBatch]:
     """Deal examples to shares in turn, the longest first, so that all shares are similar.
 
-    If there are fewer examples than shares, the shortest one fills the others, with weight 0.
+    If there are fewer examples than shares, the shortest example fills the rest with weight 0.
     """
     by_length = sorted(step, key=lambda example: (-example.samples, example.rows))
     filler = replace(by_length[-1], weight=0)
@@ -460,11 +461,11 @@ def split_batch(step: MicroBatch, num_shares: int) -> list[MicroBatch]:
 
 
 @concerning("batch_seconds")
-def _check_capacity(samples: Lengths, batch_seconds: float, sample_rate: int) -> None:
+def _check_capacity(samples: RowNumbers, batch_seconds: float, sample_rate: int) -> None:
     longest = int(np.argmax(samples))
     seconds = samples_to_seconds(int(samples[longest]), sample_rate)
     if seconds > batch_seconds:
         raise ConfigError(
             f"`batch_seconds` is {batch_seconds:g}, but the longest utterance (row {longest}) has "
-            f"{seconds:.1f} s. Raise it, or lower max_seconds."
+            f"{seconds:.1f} s. Raise `batch_seconds`, or lower `max_seconds`."
         )

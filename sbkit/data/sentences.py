@@ -1,4 +1,4 @@
-"""Read the sentences of texts for language models: lines, or the transcripts of tables."""
+"""Read sentences for language models: the lines of texts, or the transcripts of tables."""
 
 import logging
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
-from sbkit.data.audio_tables import read_texts
+from sbkit.data.audio_tables import read_text_rows
 from sbkit.data.read_manifests import ARROW_SUFFIXES, TABLE_PATTERN, find_files
 from sbkit.data.tables import (
     TableOptions,
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def read_sentences(
     files: Iterable[Path], table: TextTable, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[str]:
-    """Yield the normalized sentences of files: the transcripts of tables, the lines of others."""
+    """Yield the normalized sentences of files: transcripts of tables, and lines of other files."""
     normalize = transcript_normalizer(table)
     for file in files:
         options = TableOptions.from_settings(settings, source=str(file.absolute()))
@@ -45,12 +45,12 @@ def _read_text(file: Path, options: TableOptions) -> Iterator[str]:
 
     Ids are distinct words with digits, as in Kaldi's `text`.
     """
-    filled = filter(str.strip, read_lines(file, options.encoding))
-    words = [line.split(maxsplit=1)[0] for line in islice(filled, MAX_COMPARED_LINES)]
+    nonblank = filter(str.strip, read_lines(file, options.encoding))
+    words = [line.split(maxsplit=1)[0] for line in islice(nonblank, MAX_COMPARED_LINES)]
     if len({*words}) == len(words) > 2 and all(re.search(r"\d", word) for word in words):
         raise DataError(
-            f"{file}: each line has an id, such as {words[0]}, which would be learned. Take them "
-            f"out: awk '{{$1=\"\"}}1' {file} > sentences.txt"
+            f"{file}: each line begins with an id, such as {words[0]}, which the language model "
+            f"would learn. Remove the ids: awk '{{$1=\"\"}}1' {file} > sentences.txt"
         )
     yield from read_lines(file, options.encoding)
 
@@ -58,7 +58,7 @@ def _read_text(file: Path, options: TableOptions) -> Iterator[str]:
 def _read_transcripts(source: Path, options: TableOptions) -> Iterator[str]:
     for file in find_files(str(source)):
         if file.path.endswith(ARROW_SUFFIXES):
-            table = read_texts(file.path, options)
+            table = read_text_rows(file.path, options)
         else:
             table = read_table(file.path, options.encoding)
         if table.excluded:

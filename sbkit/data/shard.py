@@ -1,14 +1,14 @@
-"""Shards: decoded audio on a disk or in a store, and the tables of its clips.
+"""Read and write shards: decoded audio on a disk or in a store, and the tables of its clips.
 
 NAME.arrow    a row for each clip, which `datasets` reads: its name, and its audio as WAV or FLAC
-NAME.parquet  for each clip: which span of which file it is, the size, the time and the digest of
-              that file, and the position of its audio in NAME.arrow; columns of a table's rows
+NAME.parquet  for each clip: its file and the span of it, the size, the time and the digest of the
+              file, and the position of its audio in NAME.arrow; columns of a table's rows
 
 The table is written last, so a shard is complete if its table exists. Each clip has a CRC-32, which
 is checked when the clip is read.
 
-`audio_store` names how audio is kept: pcm, WAV of int16; flac, the same samples in 60 % of the
-space; or lazy, no shard, where the clip's own file is decoded whenever it is read.
+`audio_store` decides how audio is stored: pcm, WAV of int16; flac, the same samples in 60 % of the
+space; or lazy, without shards: a clip's own file is decoded whenever the clip is read.
 """
 
 import io
@@ -49,20 +49,20 @@ MAX_DURATION_ERROR = 0.05  # seconds; an MP3 encoder adds up to two frames, 48 m
 AUDIO = "audio"  # the column of a prepared split
 AUDIO_TYPE = pa.struct(
     {
-        "file": pa.string(),  # a path or a URL; of the cache, relative to it
+        "file": pa.string(),  # a path or a URL; in the cache, relative to the cache folder
         "shard": pa.int64(),  # its number in the corpus; 0 in the cache
         "start": pa.int64(),  # bytes; null for a lazy clip, which is a whole file
-        "size": pa.int64(),  # bytes; of a lazy clip, of its file
+        "size": pa.int64(),  # bytes; the size of the file if the clip is lazy
         "crc32": pa.int64(),  # of these bytes
         "sample_rate": pa.int64(),  # Hz, of the decoded samples
-        "digest": pa.string(),  # of the clip's file, and the position in it
+        "digest": pa.string(),  # of the clip's file, followed by the position in it
     }
 )
 CLIP_KEYS = ("path", "part", "file_size", "file_time")
 CLIP_TYPE = pa.struct(  # the column AUDIO of a shard's table
     {
         "path": pa.large_binary(),  # of the clip's file
-        "part": pa.string(),  # its position in it, "" for a whole file
+        "part": pa.string(),  # the clip's position in its file, "" for a whole file
         "file_size": pa.int64(),  # bytes
         "file_time": pa.int64(),  # nanoseconds
         "start": pa.int64(),  # bytes, in the shard
@@ -71,7 +71,7 @@ CLIP_TYPE = pa.struct(  # the column AUDIO of a shard's table
         "digest": pa.string(),
     }
 )
-LEFT_OUT = pa.schema(  # clips whose audio cannot be used; a table's are named by `id`
+LEFT_OUT_SCHEMA = pa.schema(  # clips without usable audio; `id` names the rows of a table
     {
         **{name: CLIP_TYPE.field(name).type for name in CLIP_KEYS},
         **dict.fromkeys(("id", "reason", "message"), pa.string()),
@@ -80,9 +80,10 @@ LEFT_OUT = pa.schema(  # clips whose audio cannot be used; a table's are named b
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 CLIPS_PER_REQUEST = 50
 BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
-MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000  # a run ends with more than both allow
+# A run fails if it has more damaged clips than both of these allow.
+MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000
 FACTS_KEY = b"sbkit"  # in the metadata of a table
-NUM_THREADS = 16  # that wait for a store or a disk
+NUM_THREADS = 16  # they wait for a store or a disk
 _SHARD_SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
 # A row of a prepared split. Its `audio` holds the samples (S,) and its `samples` their number; all
@@ -101,10 +102,11 @@ def read_rows(
     listing: Path | None = None,
     relocate: Callable[[AudioLocation], AudioLocation] = lambda location: location,
 ) -> Iterator[Row]:
-    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
+    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` rows at once.
 
-    listing: of damaged clips, which become silence with weight 0; without it, they are errors.
-    relocate: returns where the audio of a location is read, such as in the copy of a shard.
+    listing: the file that lists damaged clips, which become silence with weight 0; without it, a
+        damaged clip is an error.
+    relocate: returns another location of the same audio, such as in the copy of a shard.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
@@ -123,7 +125,7 @@ def read_rows(
 
 
 def _leave_out(id: str, error: DataError, listing: Path | None, num_clips: int) -> None:
-    """List a damaged clip once; raise an error without a listing, or if there are too many."""
+    """List a damaged clip once; raise its error without a listing, or if there are too many."""
     if listing is None:
         raise error
     listed = listing.read_text("utf-8") if listing.exists() else ""  # a check has no run folder
@@ -133,7 +135,7 @@ def _leave_out(id: str, error: DataError, listing: Path | None, num_clips: int) 
     max_clips = max(MIN_DAMAGED_CLIPS, num_clips // CLIPS_PER_DAMAGED_CLIP)
     if listed.count("\tdamaged\t") >= max_clips:
         raise DataError(f"More than {max_clips} clips of train are damaged. {error}")
-    note_once(f"{id} counts for nothing: {error}", level=logging.WARNING)
+    note_once(f"{id} is left out of training: {error}", level=logging.WARNING)
     if listing.exists():
         with listing.open("a", encoding="utf-8") as file:
             file.write(line)
@@ -145,8 +147,8 @@ def _warn_of_duration(id: str, stated: float, decoded: float) -> None:
         logger.warning(f"{id} lasts {decoded:.3f} s, but its corpus states {stated:.3f} s")
 
 
-def read_clips(split: datasets.Dataset, indices: Sequence[int]) -> Iterator[Samples]:
-    """Yield the samples (S,) of rows of a prepared split; those of damaged clips are zeros."""
+def read_samples(split: datasets.Dataset, indices: Sequence[int]) -> Iterator[Samples]:
+    """Yield the samples (S,) of rows of a prepared split; zeros for damaged clips."""
     clips = split.select_columns(["id", "samples", AUDIO])
     return (row[AUDIO] for row in read_rows(clips, indices, listing=Path(os.devnull)))
 
@@ -154,7 +156,7 @@ def read_clips(split: datasets.Dataset, indices: Sequence[int]) -> Iterator[Samp
 def _read_audio(
     locations: Sequence[AudioLocation], relocate: Callable[[AudioLocation], AudioLocation]
 ) -> list[Samples | DataError]:
-    """Read clips, with a single call of `read_ranges` for all that are in shards."""
+    """Read clips, with a single call of `read_ranges` for all clips in shards."""
     locations = [*map(relocate, locations)]
     in_shards = [location for location in locations if location["start"] is not None]
     ranges = [(_shard_file(place["file"]), place["start"], place["size"]) for place in in_shards]
@@ -174,8 +176,8 @@ def _shard_file(name: str) -> str:
 
 
 def _read_file(location: AudioLocation) -> Samples:
-    """Decode a file that has the size that it had when the data was prepared."""
-    # The whole file, because libsndfile takes a read that fails for the end of the file.
+    """Decode a file that must have the same size as when the data was prepared."""
+    # The whole file is read first, because libsndfile takes a failed read for the end of the file.
     try:
         content = Path(location["file"]).read_bytes()
         if len(content) != location["size"]:
@@ -193,9 +195,9 @@ def _decode(content: bytes, location: AudioLocation) -> Samples | DataError:
     if zlib.crc32(content) != location["crc32"]:
         file = _shard_file(location["file"])
         return DataError(
-            f"{file} is damaged: the clip at byte {location['start']} has another checksum than "
-            f"when it was written. `sbkit prepare --verify {file.rpartition('/')[0]}` lists all "
-            "such shards. In the cache, remove it and start again."
+            f"{file} is damaged: the checksum of the clip at byte {location['start']} has changed. "
+            f"`sbkit prepare --verify {file.rpartition('/')[0]}` lists all damaged shards. In the "
+            "cache, remove the file and start again."
         )
     if content.startswith(b"RIFF"):
         return np.frombuffer(content, "<i2", offset=WAV_HEADER_BYTES)
@@ -217,7 +219,7 @@ class ShardTable(NamedTuple):
     """The table of a shard.
 
     audio_bytes: the size of its audio file.
-    left_out: the clips without usable audio, with the columns of LEFT_OUT.
+    left_out: the clips without usable audio, with the columns of LEFT_OUT_SCHEMA.
     """
 
     name: str
@@ -227,7 +229,7 @@ class ShardTable(NamedTuple):
 
 
 class ShardWriter:
-    """Write one shard under a temporary name, until it is published.
+    """Write one shard under a temporary name until it is published.
 
     store: pcm or flac.
     """
@@ -241,16 +243,16 @@ class ShardWriter:
         self._batch_bytes = 0
         self._clips: list[dict[str, Any]] = []
         self._samples: list[int] = []
-        self._files: list[DecodedFile] = []  # that of each clip
-        self.left_out: list[Sequence[Any]] = []  # rows of LEFT_OUT
+        self._files: list[DecodedFile] = []  # the file of each clip
+        self.left_out: list[Sequence[Any]] = []  # rows of LEFT_OUT_SCHEMA
         self.audio_bytes = 0  # size of the audio added so far
 
     def add(
         self, clips: Sequence[AudioSpan], stamp: FileStamp, content: bytes | None = None
     ) -> list[AudioError | None]:
-        """Decode and add clips of one file and channel; return the error of each.
+        """Decode and add clips of one file and channel; return the error of each clip, or None.
 
-        content: of the file, if it lies in another one.
+        content: of the file, if it is inside another file.
         """
         errors: list[AudioError | None] = []
         file = DecodedFile()
@@ -302,11 +304,12 @@ class ShardWriter:
             digest = f"{file.digest}:{clip['part']}" if clip["part"] else file.digest
             clip |= {"start": start, "size": size, "digest": digest}
         faults = pa.array([file.channel_fault for file in self._files], pa.string())
-        own = {"samples": pa.array(self._samples, pa.int64()), CHANNEL_FAULT: faults}
-        own |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
-        others = {} if columns is None else {c: columns[c] for c in columns.column_names}
+        shard_columns = {"samples": pa.array(self._samples, pa.int64()), CHANNEL_FAULT: faults}
+        shard_columns |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
+        if columns is not None:
+            shard_columns |= {name: columns[name] for name in columns.column_names}
         facts = json.dumps({"audio_bytes": file_size, "left_out": self.left_out})
-        table = pa.table(own | others).replace_schema_metadata({FACTS_KEY: facts})
+        table = pa.table(shard_columns).replace_schema_metadata({FACTS_KEY: facts})
         content = io.BytesIO()
         pq.write_table(table, content, write_page_checksum=True)
         storage.move_in(self._path, f"{name}.arrow")
@@ -339,9 +342,9 @@ def locate_audio(file: Path) -> tuple[list[int], list[int]]:
 
 
 def read_shard_tables(storage: Storage, names: Iterable[str]) -> Iterator[ShardTable]:
-    """Yield the tables of shards in their order; they are fetched in parallel.
+    """Yield the tables of shards in order; they are fetched in parallel.
 
-    Raises DataError for a table that is damaged.
+    Raises DataError for a damaged table.
     """
 
     def read(name: str) -> ShardTable:
@@ -350,17 +353,19 @@ def read_shard_tables(storage: Storage, names: Iterable[str]) -> Iterator[ShardT
             table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
             facts = json.loads((table.schema.metadata or {})[FACTS_KEY])
             left_out = [
-                dict(zip(LEFT_OUT.names, (os.fsencode(path), *values), strict=True))
+                dict(zip(LEFT_OUT_SCHEMA.names, (os.fsencode(path), *values), strict=True))
                 for path, *values in facts["left_out"]
             ]
-            judged = pa.Table.from_pylist(left_out, LEFT_OUT)
             return ShardTable(
-                name, table.replace_schema_metadata(None), facts["audio_bytes"], judged
+                name,
+                table.replace_schema_metadata(None),
+                facts["audio_bytes"],
+                pa.Table.from_pylist(left_out, LEFT_OUT_SCHEMA),
             )
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise DataError(
                 f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Remove it, and "
-                "run the `sbkit prepare` that wrote it again: it writes what is missing."
+                "rerun the `sbkit prepare` that wrote it: it writes missing shards."
             ) from error
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
@@ -368,9 +373,9 @@ def read_shard_tables(storage: Storage, names: Iterable[str]) -> Iterator[ShardT
 
 
 def is_whole(storage: Storage, name: str, size: int | None) -> bool:
-    """Read a shard; return whether its table, and all clips, are as they were written.
+    """Read a shard; return whether its table and all clips are undamaged.
 
-    size: of its audio file in bytes, None if it is missing.
+    size: of its audio file in bytes; None if the file is missing.
     """
     file = storage.url_of(f"{name}.arrow")
     try:

@@ -1,4 +1,4 @@
-"""The splits of a run: their texts, their columns and their transcripts."""
+"""The splits of a run: add normalized texts, read columns, and count tokens."""
 
 import hashlib
 from collections import Counter
@@ -20,12 +20,12 @@ from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
-from sbkit.data.facts import cached_fact
+from sbkit.data.facts import cached_fact, fingerprint_of
 from sbkit.data.manifest import Excluded, check_locale, take_rows, to_texts
 from sbkit.data.prepared import PreparedData
 from sbkit.data.rows import PreparedSplit
 from sbkit.data.shard import AUDIO, Row
-from sbkit.data.units import digest_of
+from sbkit.data.work_units import short_digest
 from sbkit.text.languages import parse_language
 from sbkit.text.normalization import text_table
 from sbkit.text.tokenizer import Tokenizer
@@ -35,8 +35,8 @@ from sbkit.text.vocabulary import Vocabulary
 if TYPE_CHECKING:  # torch takes seconds and 0.5 GB
     from sbkit.audio.lengths import Subsampling
 
-EMPTY = "empty transcript"  # a reason to leave out a row
-TEXT_ROWS = 100_000  # in a batch
+EMPTY_TRANSCRIPT = "empty transcript"  # a reason to leave out a row
+TEXT_ROWS = 100_000  # rows in a batch of texts
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,15 @@ class Splits:
     valid: Mapping[str, datasets.Dataset]
     test: Mapping[str, datasets.Dataset]
     excluded: list[Excluded] = field(default_factory=list)  # unusable rows of all splits
-    out_of_range: list[Excluded] = field(default_factory=list)  # by min_seconds and max_seconds
+    # Training rows shorter than min_seconds or longer than max_seconds
+    out_of_range: list[Excluded] = field(default_factory=list)
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # hashes of the contents
-    # Counts of the rows that the run's filters leave out, by split and reason.
+    # Counts of the rows that the run's filters leave out, by split and reason
     filtered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # The share of each training source in an epoch (`sbkit.data.mix`); empty without a mix. The
-    # training set then has the column `mix_source`.
+    # The share of each training source in an epoch (`sbkit.data.mix`). With a mix, the training
+    # set has the column `mix_source`.
     mix: Mapping[str, float | None] = field(default_factory=dict)
-    # Returns rows with their audio as they are tested, such as in noise; None for as they are.
+    # Changes the audio of rows for a test, for example by adding noise; None: no change
     as_tested: Callable[[Sequence[Row]], Sequence[Row]] | None = None
 
     def named(self) -> dict[str, datasets.Dataset]:
@@ -82,7 +83,7 @@ def cached_column(
     made_from: Mapping[str, object],
     compute: Callable[[], Iterable[str]],
 ) -> MemoryMappedTable:
-    """Map a column with a text for each row, which is cached as a fact: see `cached_fact`."""
+    """Return a column of texts, one per row, which `cached_fact` caches in a file."""
 
     def write(file: Path) -> None:
         schema = pa.schema({name: pa.string()})
@@ -108,11 +109,11 @@ def add_texts(
     *,
     keep_empty: bool,
 ) -> PreparedSplit:
-    """Add the column ``text``: the sentences as normalized, once for each ``made_from``.
+    """Add the column ``text``: the normalized sentences, cached for each ``made_from``.
 
-    made_from: plain data that names what `normalize` depends on.
-    keep_empty: keep clips with an empty text. Only training can do without them: elsewhere, words
-        recognized in silence are errors to be counted.
+    made_from: plain data that names all inputs of `normalize`.
+    keep_empty: whether to keep clips with an empty text. Only training may leave them out: in a
+        test, words recognized in silence count as errors.
     """
 
     def compute() -> Iterable[str]:
@@ -120,19 +121,19 @@ def add_texts(
 
     texts = cached_column(split.dataset, "text", made_from, compute)
     rows = ConcatenationTable.from_tables([split.dataset.data, texts], axis=1)
-    fingerprint = digest_of([split.dataset._fingerprint, made_from, versions_of_code("text")])
+    fingerprint = short_digest([fingerprint_of(split.dataset), made_from, versions_of_code("text")])
     dataset = datasets.Dataset(rows, fingerprint=fingerprint)
     if keep_empty:
         return replace(split, dataset=dataset)
     is_empty = pc.equal(pc.utf8_trim_whitespace(texts.table["text"]), "").to_numpy()
-    empty = take_columns(select_rows(dataset, is_empty), "id", "sentence").to_pylist()
-    excluded = [Excluded(row["id"], EMPTY, row["sentence"], name) for row in empty]
-    used = select_rows(dataset, ~is_empty)
-    return replace(split, dataset=used, excluded=[*split.excluded, *excluded])
+    empty_rows = take_columns(select_rows(dataset, is_empty), "id", "sentence").to_pylist()
+    excluded = [Excluded(row["id"], EMPTY_TRANSCRIPT, row["sentence"], name) for row in empty_rows]
+    used_rows = select_rows(dataset, ~is_empty)
+    return replace(split, dataset=used_rows, excluded=[*split.excluded, *excluded])
 
 
 def normalize_texts(settings: SettingValues, data: PreparedData) -> PreparedData:
-    """Add normalized transcripts to all splits; training clips without any are left out."""
+    """Add normalized transcripts to all splits; leave out training clips with empty ones."""
     language = parse_language(settings["language"])
     tags = parse_tag_names(settings.get("keep_tags"))
     normalize = transcript_normalizer(text_table(language, settings.get("text")), tags)
@@ -145,10 +146,10 @@ def normalize_texts(settings: SettingValues, data: PreparedData) -> PreparedData
     return data._replace(splits=splits)
 
 
-def within_limits(
+def select_by_length(
     train: datasets.Dataset, *, min_seconds: float, max_seconds: float, sample_rate: int
 ) -> tuple[datasets.Dataset, list[Excluded]]:
-    """Return the rows from ``min_seconds`` to ``max_seconds``, and the list of the others."""
+    """Return the rows from ``min_seconds`` to ``max_seconds``, and a list of the other rows."""
     samples = sample_counts(train)
     is_short = samples < seconds_to_samples(min_seconds, sample_rate)
     is_long = samples > seconds_to_samples(max_seconds, sample_rate)
@@ -185,12 +186,21 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     `datasets` reads a selection row by row: 7.5 s for a million instead of 0.1.
     """
     columns = split.data.table.select(names)
-    if split._indices is not None:
-        columns = take_rows(columns, split._indices.column(0).to_numpy())
+    indices = selected_indices(split)
+    if indices is not None:
+        columns = take_rows(columns, indices)
     for index, name in enumerate(names):
         if columns[name].null_count:  # in rows joined from a split without this column
             columns = columns.set_column(index, name, columns[name].fill_null(""))
     return columns
+
+
+def selected_indices(split: datasets.Dataset) -> Counts | None:
+    """Return the indices of a selection, which `datasets` keeps private; None for all rows."""
+    if split._indices is None:
+        return None
+    indices: Counts = split._indices.column(0).to_numpy()
+    return indices
 
 
 def read_column(split: datasets.Dataset, name: str) -> list[str]:
@@ -205,10 +215,11 @@ def sample_counts(split: datasets.Dataset) -> Counts:
 
 
 def shard_numbers(split: datasets.Dataset) -> Counts:
-    """Return for every row the number of the shard with its audio; 0 for the cache."""
+    """Return the number of the shard with the audio of every row; 0 for shards of the cache."""
     audio = split.data.table[AUDIO]
     numbers: Counts = pc.struct_field(audio, "shard").to_numpy()
-    return numbers if split._indices is None else numbers[split._indices.column(0).to_numpy()]
+    indices = selected_indices(split)
+    return numbers if indices is None else numbers[indices]
 
 
 def read_texts(split: datasets.Dataset, name: str = "text") -> Iterator[list[str]]:
@@ -218,7 +229,7 @@ def read_texts(split: datasets.Dataset, name: str = "text") -> Iterator[list[str
 
 
 def batch_columns(split: datasets.Dataset, *names: str) -> Iterator[pa.Table]:
-    """Yield some columns of batches of rows, as `take_columns`, which copies a whole selection."""
+    """Yield some columns in batches of rows; `take_columns` would copy a whole selection."""
     for start in range(0, len(split), TEXT_ROWS):
         rows = range(start, min(start + TEXT_ROWS, len(split)))
         yield take_columns(split.select(rows), *names)
@@ -249,18 +260,18 @@ class TextTokenizer(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Transcripts:
+class TextCounts:
     """Counts and flags of each row of a split, in columns."""
 
     samples: Counts  # of the audio
     characters: Counts  # in the text
     tokens: Counts  # in the text
-    frames_needed: Counts  # one for each token, and a blank between two that are equal
-    refused: Bools  # whether the text contains an id that no loss accepts
-    unknown: Bools  # whether it contains the unknown token
+    frames_needed: Counts  # one per token, and one per blank between two equal tokens
+    has_refused_id: Bools  # whether the text contains an id that no loss accepts
+    has_unknown: Bools  # whether the text contains the unknown token
 
     def too_short(self, subsampling: "Subsampling", percent: int = 100) -> Counts:
-        """Return the rows with too few frames for CTC, when played at a speed in percent."""
+        """Return the rows with too few frames for CTC if played at a speed in percent."""
         return np.flatnonzero(self.frames(subsampling, percent) < self.frames_needed)
 
     def frames(self, subsampling: "Subsampling", percent: int = 100) -> Counts:
@@ -268,8 +279,8 @@ class Transcripts:
         return subsampling.count(at_speed(self.samples, percent))
 
 
-def count_tokens(split: datasets.Dataset, tokenizer: TextTokenizer) -> Transcripts:
-    """Tokenize all texts of a split, or map the counts that an earlier call has stored."""
+def count_tokens(split: datasets.Dataset, tokenizer: TextTokenizer) -> TextCounts:
+    """Tokenize and count all texts of a split; counts by sbkit's `Tokenizer` are cached."""
 
     def count() -> Counts:
         blocks = [_count_tokens(texts, tokenizer) for texts in read_texts(split)]
@@ -283,15 +294,21 @@ def count_tokens(split: datasets.Dataset, tokenizer: TextTokenizer) -> Transcrip
         made_from = {"tokenizer": hashlib.sha256(tokenizer.content).hexdigest()}
         read = partial(np.load, mmap_mode="r")
         counts = cached_fact(split, "token_counts", made_from, write, read)
-    else:  # of another class, whose code may change
+    else:  # a tokenizer of another class, whose code may change
         counts = count()
-    characters, tokens, needed, refused, unknown = counts
-    is_refused, is_unknown = refused.astype(bool), unknown.astype(bool)
-    return Transcripts(sample_counts(split), characters, tokens, needed, is_refused, is_unknown)
+    characters, tokens, frames, num_refused, num_unknown = counts
+    return TextCounts(
+        samples=sample_counts(split),
+        characters=characters,
+        tokens=tokens,
+        frames_needed=frames,
+        has_refused_id=num_refused.astype(bool),
+        has_unknown=num_unknown.astype(bool),
+    )
 
 
 def _count_tokens(texts: Sequence[str], tokenizer: TextTokenizer) -> Counts:
-    """Count, for each text, what `Transcripts` has; (5, N) int32."""
+    """Return the fields of `TextCounts`, except the samples, for texts; (5, N) int32."""
     encoded = [tokenizer.encode(text) for text in texts]
     counts = np.fromiter(map(len, encoded), np.int64, len(texts))
     tokens = np.fromiter(chain.from_iterable(encoded), np.int64, counts.sum())

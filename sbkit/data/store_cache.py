@@ -1,8 +1,8 @@
-"""Shards of `--out`, cached whole on a disk of this machine, which the key `store_cache` names.
+"""Cache whole shards of `--out` in a local folder, which the key `store_cache` names.
 
-A shard is fetched once, by one process: when one of its clips is read, or before that, in the order
-in which the plan of an epoch uses them. fsspec's own caches write a file under its final name while
-it is fetched, where another process would read half of it.
+One process fetches a shard once: when one of its clips is read, or earlier, in the order in which
+the plan of an epoch uses the shards. fsspec's own caches write a file under its final name while it
+is being fetched, so another process could read half of it.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from sbkit.data.shard import AUDIO, AudioLocation
 
 
 class StoreCache:
-    """Copies of the files of a store; each process of a machine has one of these.
+    """Copies of the files of a store, which all processes of a machine share.
 
-    folder: on a disk with room for the shards. Their names follow from what they are made of, so a
+    folder: on a disk with room for the shards. The name of a shard follows from its inputs, so a
         copy stays valid, also for other runs.
     """
 
@@ -34,7 +34,7 @@ class StoreCache:
         self._num_epochs = 0
 
     def cached(self, location: AudioLocation) -> AudioLocation:
-        """Return where a clip lies in the copy of its shard, which is made if it is not there."""
+        """Return the location of a clip in the copy of its shard; make a missing copy."""
         url = location["file"]
         is_shard = location["start"] is not None and ("://" in url or url.startswith("/"))
         if not is_shard:  # a clip's own file, or a shard of the cache
@@ -45,26 +45,26 @@ class StoreCache:
             with disk_errors(file.parent):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with task_lock(file.parent, name, wait=True):
-                    if not file.exists():  # no other process was first
+                    if not file.exists():  # otherwise another process was first
                         with TemporaryDirectory(dir=file.parent) as scratch:
                             copy = Path(scratch, name)
                             source = Storage(folder).fetch(name, Path(scratch))
-                            if source != copy:  # of a disk, perhaps of another machine
+                            if source != copy:  # the store is a mounted folder
                                 copyfile(source, copy)
                             copy.rename(file)
         return {**location, "file": str(file)}
 
     def fetch_ahead(self, split: Dataset, steps: Iterator[MicroBatch]) -> None:
-        """Fetch the shards of an epoch in the order of its steps, beside the training."""
+        """Fetch the shards of an epoch in the order of its steps, in a thread."""
         self._num_epochs += 1
         audio = split.select_columns([AUDIO])
         Thread(target=self._fetch, args=(audio, steps, self._num_epochs), daemon=True).start()
 
     def _fetch(self, audio: Dataset, steps: Iterator[MicroBatch], epoch: int) -> None:
-        # Who reads a clip of a shard that cannot be fetched raises the error.
+        # If a shard cannot be fetched, reading one of its clips raises the error.
         with suppress(SbkitError):
             for step in steps:
                 for location in audio[[row for example in step for row in example.rows]][AUDIO]:
-                    if epoch != self._num_epochs:  # a later one has begun
+                    if epoch != self._num_epochs:  # a later epoch has begun
                         return
                     self.cached(location)

@@ -1,4 +1,4 @@
-"""Tables of clips, CSV, TSV or JSON Lines: read as columns of text, then as a manifest."""
+"""Read tables of clips (CSV, TSV, JSON Lines) as columns of text, and turn them into manifests."""
 
 import codecs
 import csv
@@ -57,12 +57,12 @@ from sbkit.data.manifest import (
 MAX_LISTED_COLUMNS = 30  # in an error
 # In paths of SpeechBrain's CSV and JSON: the folder of the corpus
 DATA_ROOT = re.compile(r"^(\$data_root|\{data_root\})")
-DELIMITERS = "\t,;|"  # a table of one column has the first
+DELIMITERS = "\t,;|"  # a table of one column gets the first delimiter
 LINE_BREAK = r"\r\n?|\n"
-MAX_LINE_BREAKS = 1000  # in a row
+MAX_LINE_BREAKS = 1000  # within a row
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
-CLIPS_FOLDER = "clips"  # of a Common Voice release
+CLIPS_FOLDER = "clips"  # in a Common Voice release
 DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
 
 TextRow = dict[str, str]  # the text of each column
@@ -74,10 +74,10 @@ class Table:
 
     file: str  # a path or URL; relative paths are relative to its folder
     rows: pa.Table
-    # The line of each row, from 1; below a header, blank lines are not counted.
+    # The line number of each row, from 1; blank lines below a header are not counted.
     lines: npt.NDArray[np.int64] | Sequence[int]
     excluded: Sequence[Excluded] = ()  # lines that are not rows
-    # Of columns with other values than texts: the number of the first row with one, and the value.
+    # For columns with values that are not texts: the number of the first such row, and the value.
     other_values: Mapping[str, tuple[int, object]] = field(default_factory=dict)
 
 
@@ -85,11 +85,11 @@ class Table:
 class TableOptions:
     """Which columns of a table describe clips, as plain values."""
 
-    # By role, such as {"text": "wrd"}; None: there is none. Other roles have the usual names.
+    # By role, such as {"text": "wrd"}; None: no column. Other roles have columns of usual names.
     columns: Mapping[str, str | None] = field(default_factory=dict)
     language: str = ""  # spoken in the clips, "" if unknown; fills the column ``language``
     encoding: str | None = None  # of text; None: UTF-8, or UTF-16 with a byte order mark
-    data_root: str | None = None  # what stands for $data_root in paths
+    data_root: str | None = None  # the folder that replaces $data_root in paths
 
     @classmethod
     def from_settings(
@@ -97,7 +97,7 @@ class TableOptions:
     ) -> Self:
         """Return the options of a source, which `columns` may name: {a.csv: {text: wrd}}."""
         columns: dict[str, str | None] = {}
-        of_table: dict[str, str | None] = {}
+        table_columns: dict[str, str | None] = {}
         for name, value in (settings.get("columns") or {}).items():
             is_table = isinstance(value, Mapping)
             for role, column in (value if is_table else {name: value}).items():
@@ -111,9 +111,9 @@ class TableOptions:
             if not is_table:
                 columns[name] = value
             elif source is None or is_named(source, name):
-                of_table |= value
+                table_columns |= value
         return cls(
-            columns | of_table, language, settings.get("encoding"), settings.get("data_folder")
+            columns | table_columns, language, settings.get("encoding"), settings.get("data_folder")
         )
 
     @property
@@ -122,24 +122,25 @@ class TableOptions:
         return self.columns.get("text", "") is not None
 
     def without(self, *roles: str) -> Self:
-        """Return options for a table that has none of these roles."""
+        """Return options for a table without columns for these roles."""
         return replace(self, columns={**self.columns, **dict.fromkeys(roles)})
 
     def find(self, names: Sequence[str], role: str, table: object) -> str:
-        """Return the column that is named for a role, else the one with a usual name, "" for none.
+        """Return the column for a role: named in the settings, or with a usual name; "" for none.
 
-        Raises ConfigError if the table lacks the named one, and DataError if it has two usual ones.
+        Raises ConfigError if the named column is missing, and DataError if two columns have usual
+        names.
         """
         if role in self.columns:
-            named = self.columns[role] or ""
-            found = [name for name in names if name.lower() == named.lower()]
-            if named and not found:
+            column = self.columns[role] or ""
+            matches = [name for name in names if name.lower() == column.lower()]
+            if column and not matches:
                 raise ConfigError(
-                    f"`columns.{role}` is {named}, but {table} has no such column. It has "
+                    f"`columns.{role}` is {column}, but {table} has no such column. It has "
                     f"{listed(names, max_names=MAX_LISTED_COLUMNS)}.",
                     keys=("columns",),
                 )
-            return found[0] if named else ""
+            return matches[0] if column else ""
         usual = find_columns(names, role)
         if len(usual) > 1:
             raise DataError(
@@ -151,7 +152,7 @@ class TableOptions:
 
 
 def is_named(source: str, key: str) -> bool:
-    """Check whether a key is a source as it is named, its absolute path, or only its file name."""
+    """Check whether a key names a source: as written, by absolute path, or by its file name."""
     path = os.path.abspath(Path(key).expanduser())  # noqa: PTH100 - Path.absolute keeps ".."
     return key in (source, Path(source).name) or path == os.path.abspath(source)  # noqa: PTH100
 
@@ -170,12 +171,12 @@ def join_tables(tables: Iterable[Table], file: str) -> Table:
 
 
 def read_table(file: Path | str, encoding: str | None = None) -> Table:
-    """Read a table as a whole; see `read_blocks`."""
+    """Read a whole table; see `read_blocks`."""
     return join_tables(read_blocks(file, encoding), str(file))
 
 
 def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table]:
-    """Yield the rows of a table at a path or URL in blocks, compressed if its name says so.
+    """Yield the rows of a table at a path or URL in blocks; decompress it if its name says so.
 
     JSON starts with a brace. The first line of other tables names the columns and shows the
     delimiter. With tabs, quotes are plain characters, as in Common Voice.
@@ -185,12 +186,12 @@ def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table
     file = str(file)
     with _open_text(file, encoding) as lines:
         numbered = enumerate(lines, start=1)
-        filled = ((number, line) for number, line in numbered if line.strip("\t,;| \r\n"))
-        number, first = next(filled, (0, ""))
+        nonblank = ((number, line) for number, line in numbered if line.strip("\t,;| \r\n"))
+        number, first = next(nonblank, (0, ""))
         if not first:
             raise DataError(f"{file} is empty.", file=file)
         if first.lstrip()[0] not in "[{":
-            yield from _Delimited(file, first.rstrip("\r\n"), number).read(lines)
+            yield from _DelimitedReader(file, first.rstrip("\r\n"), number).read(lines)
             return
         lines.seek(0)
         rows = _read_document(lines, file)
@@ -207,7 +208,7 @@ def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table
 
 
 def read_lines(file: Path | str, encoding: str | None = None) -> Iterator[str]:
-    """Yield the lines of a text, compressed if its name says so; raises DataError."""
+    """Yield the lines of a text; decompress it if its name says so. Raises DataError."""
     with _open_text(str(file), encoding) as lines:
         yield from lines
 
@@ -234,8 +235,8 @@ def _open_text(file: str, encoding: str | None) -> Iterator[TextIO]:
 
 def _read_document(lines: TextIO, file: str) -> Iterator[tuple[int, Any]] | None:
     """Return the rows of SpeechBrain's object of objects; None for JSON Lines."""
-    filled = (line.strip() for line in lines if line.strip())
-    first, second = next(filled, ""), next(filled, "")
+    nonblank = (line.strip() for line in lines if line.strip())
+    first, second = next(nonblank, ""), next(nonblank, "")
     if first.endswith("}") and second.startswith("{"):
         return None
     lines.seek(0)
@@ -248,7 +249,7 @@ def _read_document(lines: TextIO, file: str) -> Iterator[tuple[int, Any]] | None
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with the values of the one that describes its audio.
+    """Move the values of the inner object that describes the audio into the outer object.
 
     {"wav": {"file": "a.wav", "start": 1}} is SpeechBrain's form of a span of a file.
     """
@@ -264,7 +265,7 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoding_of(file: str, declared: str | None) -> str:
-    """Return the declared encoding, or what a byte order mark says."""
+    """Return the declared encoding, or the encoding of the byte order mark."""
     if pointer := pointer_sentence(file):
         raise DataError(pointer, file=file)
     try:
@@ -291,15 +292,15 @@ def _wrong_encoding(file: str, encoding: str | None) -> DataError:
     )
 
 
-class _Delimited:
+class _DelimitedReader:
     """A table with a delimiter, whose header is on line ``header_line``."""
 
     def __init__(self, file: str, header: str, header_line: int) -> None:
         self._file = file
-        self._line = header_line + 1  # the first that is not parsed
+        self._line = header_line + 1  # the first line that is not parsed yet
         self._delimiter = "\t" if "\t" in header else max(DELIMITERS, key=header.count)
         names = header.split(self._delimiter)
-        # With tabs, marks are characters, as in Common Voice, unless they enclose all names.
+        # With tabs, quotation marks are plain characters, unless they enclose all column names.
         self._is_quoted = self._delimiter != "\t" or all(map(re.compile('".*"').fullmatch, names))
         if self._is_quoted:
             names = next(csv.reader([header], delimiter=self._delimiter))
@@ -314,7 +315,7 @@ class _Delimited:
             )
 
     def read(self, text: Iterator[str]) -> Iterator[Table]:
-        """Yield the rows below the header, without those that have too few or many fields."""
+        """Yield the rows below the header; exclude rows with the wrong number of fields."""
         has_rows = is_end = False
         lines: list[str] = []
         while not is_end:
@@ -329,7 +330,7 @@ class _Delimited:
             raise DataError(f"{self._file} has a header but no rows.", file=self._file)
 
     def _parse_block(self, lines: list[str], is_end: bool) -> tuple[Table, list[str]]:
-        """Return the rows of lines, and the lines of the last row if it may have more."""
+        """Return the rows of lines, and the lines of the last row if it may be unfinished."""
         rows, invalid = self._parse("".join(lines))
         indices = np.delete(np.arange(len(rows) + len(invalid)), [*invalid])
         breaks = np.zeros(len(rows) + len(invalid), int)  # in the fields of each row
@@ -339,9 +340,9 @@ class _Delimited:
             for index, row in invalid.items():
                 breaks[index] = len(re.findall(LINE_BREAK, row.text))
         starts = np.arange(len(breaks)) + np.cumsum(breaks) - breaks
-        rest = [] if is_end or not self._is_quoted else lines[starts[-1] :]
-        if not any('"' in line for line in rest) or len(rest) > MAX_LINE_BREAKS:
-            rest = []
+        unfinished = [] if is_end or not self._is_quoted else lines[starts[-1] :]
+        if not any('"' in line for line in unfinished) or len(unfinished) > MAX_LINE_BREAKS:
+            unfinished = []
         else:
             invalid.pop(len(breaks) - 1, None)
             breaks[-1] = 0
@@ -359,25 +360,26 @@ class _Delimited:
                 id = f"row {self._line + starts[index]}"
                 excluded.append(Excluded(id, "wrong number of fields", detail))
         rows = rows.slice(0, len(indices))
-        # Blank lines are no rows, nor are the empty ones of a spreadsheet.
+        # Blank lines are not rows, and neither are the empty rows of a spreadsheet.
         is_row = pc.greater(reduce(pc.add, map(pc.binary_length, rows.columns)), 0)
         numbers = self._line + starts[indices]
-        self._line += len(lines) - len(rest)
-        return Table(self._file, rows.filter(is_row), numbers[is_row.to_numpy()], excluded), rest
+        self._line += len(lines) - len(unfinished)
+        table = Table(self._file, rows.filter(is_row), numbers[is_row.to_numpy()], excluded)
+        return table, unfinished
 
     def _joins_rows(self, lines: Sequence[str]) -> bool:
-        """Check whether a quotation mark joins rows: it closes badly, or a line is like a row."""
+        """Check whether a quotation mark joins rows: it closes badly, or a line resembles a row."""
         try:
             fields = next(csv.reader(lines, delimiter=self._delimiter, strict=True))
         except csv.Error:  # a closing mark within a field, or none
             return True
         joined = (field for field in fields if len(field.splitlines()) > 1)
         parts = re.split(rf"[{self._delimiter}\r\n]", self._delimiter.join(joined))
-        first, *others = (line.split(self._delimiter) for line in lines)
+        first, *next_lines = (line.split(self._delimiter) for line in lines)
         shape = _shape(first[0])
         return any(part.strip(' "').lower().endswith(SUFFIXES) for part in parts) or any(
             len(line) == len(self._names) and _shape(line[0]) == shape and not shape.isalpha()
-            for line in others
+            for line in next_lines
         )
 
     def _open_quote(self, index: int) -> DataError:
@@ -390,7 +392,7 @@ class _Delimited:
         )
 
     def _parse(self, text: str) -> tuple[pa.Table, dict[int, arrow_csv.InvalidRow]]:
-        """Return the rows with the right number of fields, and the others by their index."""
+        """Return the rows with the right number of fields, and the invalid rows by index."""
         invalid: dict[int, arrow_csv.InvalidRow] = {}
 
         def skip(row: arrow_csv.InvalidRow) -> str:
@@ -471,12 +473,12 @@ def collect_objects(file: str, numbered: Iterator[tuple[int, Any]]) -> Iterator[
 
 
 def is_missing(value: object) -> bool:
-    """Check whether a value is null, or NaN, which pandas writes in its place."""
+    """Check whether a value is null, or NaN, which pandas writes for null."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def to_text(value: object) -> str:
-    """Return a value of JSON as text; a missing one is empty."""
+    """Return a value of JSON as text; a missing value as ""."""
     if is_missing(value):
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -490,9 +492,9 @@ def to_manifest(
 ) -> Manifest:
     """Turn the rows of a table into clips.
 
-    find_audio: returns the file for an entry of the path column, or why there is none.
+    find_audio: returns the file for an entry of the path column, or the reason that there is none.
     folder: where `find_audio` looks for plain relative paths. A table with only such paths is read
-        by whole columns, three times as fast. None: `find_audio` is called for each row.
+        in whole columns, three times as fast. None: `find_audio` is called for each row.
     """
     rows = table.rows
     names = rows.column_names
@@ -523,7 +525,7 @@ def to_manifest(
         for name in names
         if name not in used
     }
-    if "speaker" in columns:  # pandas writes the number 7 as 7.0 beside missing ones
+    if "speaker" in columns:  # if numbers are missing, pandas writes 7 as 7.0
         trimmed = pc.utf8_trim_whitespace(columns["speaker"])
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
     tags = columns.get("language", no_text).fill_null("")
@@ -532,12 +534,12 @@ def to_manifest(
 
 
 def require_column(table: Table, options: TableOptions, role: str) -> str:
-    """Return the column of a role; raise DataError if there is none, or a transcript is no text."""
+    """Return the column of a role; raise DataError if it is missing, or a transcript not a text."""
     names: list[str] = table.rows.column_names
     if not names and table.excluded:
         first = table.excluded[0]
         raise DataError(
-            f"{table.file} has no row that can be used, such as {first.id}: {first.reason} "
+            f"No row of {table.file} can be used. The first is {first.id}: {first.reason} "
             f"({first.detail}).",
             file=table.file,
         )
@@ -569,7 +571,7 @@ def join_path(folder: Path | str, names: pa.Array | pa.ChunkedArray) -> pa.Array
 
 
 def _find_position(table: Table, options: TableOptions) -> tuple[SpanColumns, str]:
-    """Return the columns of times and of the channel; name unused ones that look like times."""
+    """Return the columns of times and of the channel; log unused columns that look like times."""
     names = table.rows.column_names
     time_columns = SpanColumns.choose(
         *(options.find(names, role, table.file) for role in TIME_ROLES)
@@ -614,12 +616,12 @@ def _find_clips(
             is_timed = in_samples and any(map(str.strip, row_times))
             span = parse_span(file, row_times, [_rate_of(file)] * 3 if is_timed else units, channel)
             if isinstance(span, Excluded) and not time_columns.start:
-                span = parse_span(file, ("", "", ""), units, channel)  # the length is no time
+                span = parse_span(file, ("", "", ""), units, channel)  # the length is not a time
         if isinstance(span, Excluded):
             excluded.append(replace(span, id=f"row {table.lines[index]}"))
             continue
         indices.append(index)
-        base = name.strip().rpartition("::")[2].rpartition("/")[2]  # faster than a Path
+        base = name.strip().rpartition("::")[2].rpartition("/")[2]  # faster than Path.name
         ids.append(id.strip() or span_name(base.rpartition(".")[0] or base, span))
         paths.append(os.fsencode(span.path))
         spans.append(span)
@@ -635,30 +637,30 @@ def _find_clips(
     return clips, rows
 
 
-@lru_cache(maxsize=1 << 16)  # many rows are spans of a file
+@lru_cache(maxsize=1 << 16)  # many rows are spans of one file
 def _rate_of(path: str) -> int:
-    with suppress(AudioError):  # which excludes the clip when it is decoded
+    with suppress(AudioError):  # the clip is excluded when it is decoded
         return file_rate(path)
     return 1
 
 
 def read_text_column(rows: pa.Table, name: str) -> list[str]:
-    """Return the texts of a column, "" for missing ones and for a column that the table lacks."""
+    """Return the texts of a column; "" for missing texts, and for all rows without the column."""
     if name not in rows.column_names:
         return [""] * len(rows)
     return to_texts(rows[name].fill_null(""))
 
 
 def audio_folder(table: Table, path: str) -> Path:
-    """Return the folder that the paths of a table start from: its own, or ``clips`` beside it.
+    """Return the folder that the paths of a table start from: its own, or ``clips`` in that folder.
 
-    path: the column. The first row whose file is in either folder decides.
+    path: the name of the column. The first row whose file is in either folder decides.
     """
     folder = Path(table.file).parent
     clips = folder / CLIPS_FOLDER
     names = read_text_column(table.rows, path) if clips.is_dir() else ()
-    found = (base for name in names for base in (folder, clips) if _is_clip(base, name))
-    return next(found, folder)
+    bases = (base for name in names for base in (folder, clips) if _is_clip(base, name))
+    return next(bases, folder)
 
 
 def _is_clip(folder: Path, name: str) -> bool:
@@ -675,7 +677,7 @@ def locate_clip(clips: Path, name: str) -> str | Excluded:
 
 
 def locate(folder: Path | str, name: str, data_root: str | None = None) -> str | Excluded:
-    """Return the path or URL of a file that a table names, or why there is none.
+    """Return the path or URL of a file that a table names, or the reason that there is none.
 
     folder: the folder or URL that relative names start from.
     """
@@ -698,8 +700,8 @@ def locate(folder: Path | str, name: str, data_root: str | None = None) -> str |
         plain = os.path.normpath(path)
         path = plain if os.path.realpath(plain) == os.path.realpath(path) else path
     if not (name.isascii() or os.path.lexists(path)):  # macOS writes names in another form
-        base, own = path[: -len(name)], path[-len(name) :]
-        paths = (base + normalize(form, own) for form in ("NFC", "NFD"))
+        base, end = path[: -len(name)], path[-len(name) :]
+        paths = (base + normalize(form, end) for form in ("NFC", "NFD"))
         path = next(filter(os.path.lexists, paths), path)
     return path
 

@@ -51,7 +51,7 @@ from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
 from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, read_description
-from sbkit.checkpoint.weights import average, check_same_model, part_names_of_yaml
+from sbkit.checkpoint.weights import average_checkpoints, check_same_model, part_names_of_yaml
 from sbkit.config.hparams import read_spec
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
@@ -314,7 +314,9 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
     user_modules = _modules_of(task_name, parts, user_modules)
     code_by_file = code_files(user_modules)
     files |= code_by_file
-    files[WEIGHTS_FILE] = save(bundle_weights(average(checkpoints, "model"), root, task))
+    files[WEIGHTS_FILE] = save(
+        bundle_weights(average_checkpoints(checkpoints, "model"), root, task)
+    )
     config = {
         "format": BUNDLE_FORMAT,
         "task": task.name,

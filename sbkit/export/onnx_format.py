@@ -43,11 +43,11 @@ from sbkit.runtime.onnx_model import (
     MODEL_FILES,
     SETTINGS_JSON,
     WEIGHTS_SHA256,
+    ArrayState,
     BatchLogProbs,
     OnnxDecoder,
     OnnxModel,
     OnnxStreamingModel,
-    State,
 )
 from sbkit.runtime.torch_model import TorchBundle
 
@@ -259,7 +259,7 @@ def _run_in_chunks(
     sizes = stream.chunks
     frames = np.zeros_like(lengths)
     log_probs: list[Float32s] = []
-    state: State = {name: np.repeat(x, len(audio), 0) for name, x in stream.start().items()}
+    state: ArrayState = {name: np.repeat(x, len(audio), 0) for name, x in stream.start().items()}
     for first in range(0, int(lengths.max()), sizes.step):
         remaining = (lengths - first).clip(0, sizes.window)
         chunk, state = stream.run_chunk(audio[:, first : first + sizes.window], remaining, state)

@@ -36,8 +36,8 @@ from sbkit.checkpoint.run_config import (
     CHECKPOINTS,
     DATA_SETTINGS,
     MACHINE_KEYS,
-    Description,
-    describe,
+    RunDescription,
+    describe_spec,
     differences,
     has_checkpoint,
     read_description,
@@ -348,7 +348,7 @@ class Run:
         if any(self.settings.get(key) != before.values.get(key) for key in DATA_SETTINGS):
             self._require_trusted()  # the data may have been moved
             splits = self.prepare_splits()
-        now = describe(self.spec, data=None if splits is None else splits.fingerprints)
+        now = describe_spec(self.spec, data=None if splits is None else splits.fingerprints)
         # Results need no Brain of the user's.
         now = replace(now, values={**now.values, RECIPE: before.values[RECIPE]})
         require_resumable(self.folder, now, has_ended=(self.folder / SUMMARY).is_file())
@@ -434,7 +434,7 @@ class Run:
                     lock.enter_context(locked_folder(self.folder))
             require_shared(self.folder)
             if world_size() > 1:
-                require_same_on_ranks(describe(self.spec))
+                require_same_on_ranks(describe_spec(self.spec))
             yield text_log
 
 
@@ -506,7 +506,7 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_yaml(run: PreparedRun, description: Description, *, has_ended: bool) -> None:
+def write_yaml(run: PreparedRun, description: RunDescription, *, has_ended: bool) -> None:
     """Write the YAML and the description of a run; remove an unmeasured bundle of other values.
 
     has_ended: no step is trained, so the values that only training reads stay.

@@ -20,10 +20,10 @@ CLIP_SECONDS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30)
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShapes:
-    """The shapes that batches of clips may have: any shape, or only those of a closed grid.
+    """The shapes that batches of clips may have: any shape, or only the shapes of a closed grid.
 
     The first batch of a shape costs time and memory: torch generates kernels for it, and oneDNN and
-    cuDNN choose theirs. So a server warms up a closed grid of shapes, and uses no others.
+    cuDNN choose theirs. So a server warms up all shapes of a closed grid, and uses no others.
 
     >>> shapes = BatchShapes(max_samples=600, batch_sizes=(1, 2, 4), padded_lengths=(100, 200))
     >>> list(shapes.batches([90, 150, 80, 70, 160]))

@@ -1,4 +1,4 @@
-"""One model for many clients: a thread for each request, and batches of what they all need."""
+"""Serve many clients with one model: a thread for each request, and batches across requests."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Generic, TypeVar
 
-Sent = TypeVar("Sent")
+Message = TypeVar("Message")
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 Output = TypeVar("Output")
@@ -21,17 +21,17 @@ request_cancelled: ContextVar[threading.Event] = ContextVar("request_cancelled")
 
 
 class Workers:
-    """Threads that process a number of requests at a time; further requests wait."""
+    """Threads that process up to ``num_threads`` requests at a time; further requests wait."""
 
     def __init__(self, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
 
     async def run(
         self,
-        work: Callable[[Callable[[Sent], None]], Result],
+        work: Callable[[Callable[[Message], None]], Result],
         *,
         on_end: Callable[[], object] = lambda: None,
-    ) -> AsyncGenerator[Sent | Result]:
+    ) -> AsyncGenerator[Message | Result]:
         """Call ``work`` in a thread with a function ``send``; yield what it sends, then its result.
 
         Errors of ``work`` are raised here. Once this iterator is closed, ``send`` raises
@@ -40,14 +40,14 @@ class Workers:
         on_end: called when ``work`` has ended, or will not run.
         """
         loop = asyncio.get_running_loop()
-        queue = asyncio.Queue[Sent | Future[Result]]()
+        queue = asyncio.Queue[Message | Future[Result]]()
         cancelled = threading.Event()
 
-        def put(item: Sent | Future[Result]) -> None:
+        def put(item: Message | Future[Result]) -> None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(queue.put_nowait, item)
 
-        def send(item: Sent) -> None:
+        def send(item: Message) -> None:
             if cancelled.is_set():
                 raise CancelledError
             put(item)
@@ -68,12 +68,12 @@ class Workers:
             cancelled.set()
 
     def close(self) -> None:
-        """Cancel the requests that wait, and wait for the others to end."""
+        """Cancel waiting requests, and wait until running requests end."""
         self._threads.shutdown(cancel_futures=True)
 
 
 @dataclass
-class _Waiting(Generic[Item, Output]):
+class _QueuedItem(Generic[Item, Output]):
     """An item that waits for its batch."""
 
     item: Item
@@ -88,11 +88,11 @@ class Batcher(Generic[Item, Output]):
 
     run: Callable[[Sequence[Item]], Sequence[Output | Exception]]  # an output for each item
     size: Callable[[Item], int] = lambda _: 0
-    max_size: int = 1  # the number of items at which a batch waits for no more
-    wait_seconds: float = 0.0  # for which an item waits for others
+    max_size: int = 1  # the total size at which a batch stops waiting for more items
+    wait_seconds: float = 0.0  # how long the first item of a batch waits for more items
 
     def __post_init__(self) -> None:
-        self._queue: SimpleQueue[_Waiting[Item, Output] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_QueuedItem[Item, Output] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run_batches, name="batcher", daemon=True)
         self._thread.start()
 
@@ -101,13 +101,13 @@ class Batcher(Generic[Item, Output]):
         return self._queue.qsize()
 
     def submit(self, item: Item) -> Future[Output]:
-        """Queue an item; its output is canceled if the request of this thread ends before."""
-        waiting = _Waiting[Item, Output](item, request_cancelled.get(threading.Event()))
+        """Queue an item; its output is canceled if the request of this thread ends first."""
+        waiting = _QueuedItem[Item, Output](item, request_cancelled.get(threading.Event()))
         self._queue.put(waiting)
         return waiting.output
 
     def close(self) -> None:
-        """Run the waiting items, and end the thread; nobody may submit any more."""
+        """Run the waiting items, and end the thread; no item may be submitted afterwards."""
         self._queue.put(None)
         self._thread.join()
 
@@ -124,9 +124,9 @@ class Batcher(Generic[Item, Output]):
                 else:
                     waiting.output.set_result(output)
 
-    def _next_batch(self) -> list[_Waiting[Item, Output]]:
-        """Wait for items, and return those of a batch; none once the batcher is closed."""
-        batch: list[_Waiting[Item, Output]] = []
+    def _next_batch(self) -> list[_QueuedItem[Item, Output]]:
+        """Wait for items, and return a batch of them; an empty batch once the batcher is closed."""
+        batch: list[_QueuedItem[Item, Output]] = []
         size = 0
         waiting = self._queue.get()
         end = monotonic() if waiting is None else waiting.arrival + self.wait_seconds
@@ -141,7 +141,7 @@ class Batcher(Generic[Item, Output]):
         return batch
 
     def _outputs(self, items: Sequence[Item]) -> Sequence[Output | Exception]:
-        """Run items as one batch; a faulty item must not fail the others."""
+        """Run items as one batch; if it fails, run them one by one, so that only bad items fail."""
         try:
             return self.run(items) if items else []
         except Exception as error:

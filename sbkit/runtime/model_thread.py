@@ -1,8 +1,8 @@
 """The thread that runs a bundle's model.
 
-Compiled code with CUDA graphs keeps its state in the thread that made it, and fails in any other
-(pytorch #123177). So one thread makes the model and runs it. On the CPU this thread hands batches
-to other threads, which run in parallel, and waits for them.
+Compiled code with CUDA graphs keeps its state in the thread that compiled it, and fails in any
+other (pytorch #123177). So one thread loads the model and runs it. On the CPU, this thread hands
+batches to other threads, which run in parallel, and waits for them.
 
 Legend: S samples.
 """
@@ -27,7 +27,7 @@ from sbkit.runtime.batch_shapes import BatchShapes
 LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
 StreamingUse = Literal["no", "also", "only"]  # whether a model runs chunk by chunk
 Result = TypeVar("Result")
-CLOSED = "This model is closed. Load it again."
+CLOSED_MESSAGE = "This model is closed. Load it again."
 
 
 def require_as_requested(
@@ -53,19 +53,20 @@ class ReopenedWhenUnpickled:
     As a context manager, it is closed at the end of the block.
     """
 
-    _made_by: "partial[Self]"
+    constructor_call: "partial[Self]"
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         instance = super().__new__(cls)
-        instance._made_by = partial(cls, *arguments, **options)
+        instance.constructor_call = partial(cls, *arguments, **options)
         return instance
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple["partial[Self]"]]:
-        return operator.call, (self._made_by,)  # a deep copy copies the bundle in the call
+        return operator.call, (self.constructor_call,)  # a deep copy copies the bundle in the call
 
     def __repr__(self) -> str:
-        options = [f"{name}={value!r}" for name, value in self._made_by.keywords.items()]
-        return f"{type(self).__name__}({', '.join([*map(repr, self._made_by.args), *options])})"
+        call = self.constructor_call
+        options = [f"{name}={value!r}" for name, value in call.keywords.items()]
+        return f"{type(self).__name__}({', '.join([*map(repr, call.args), *options])})"
 
     def close(self) -> None:
         """End the thread of the model, if it has one."""
@@ -78,10 +79,10 @@ class ReopenedWhenUnpickled:
 
 
 class ModelThread:
-    """Run a model in a thread of its own; any thread may call the methods."""
+    """Run a model in its own thread; any thread may call the methods."""
 
     def __init__(self, make: Callable[[], LoadedModel]) -> None:
-        """Start the thread, and make the model in it; raises what ``make`` raises."""
+        """Start the thread, and make the model in it; errors of ``make`` are raised here."""
         self._local = threading.local()  # holds the model, and frees it when the thread ends
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
@@ -97,9 +98,10 @@ class ModelThread:
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
         """Call a function with the model, in the model's thread, and return its result."""
-        with translate(RuntimeError, SbkitError, CLOSED):
+        with translate(RuntimeError, SbkitError, CLOSED_MESSAGE):
             future = self._executor.submit(lambda: use(self._local.model))
-        with translate(CancelledError, SbkitError, CLOSED):  # by another thread meanwhile
+        # Another thread may close the model meanwhile.
+        with translate(CancelledError, SbkitError, CLOSED_MESSAGE):
             return future.result()
 
     def __repr__(self) -> str:
@@ -121,7 +123,7 @@ class ModelThread:
         return self.call(lambda model: model.predict(clips))
 
     def encode_by_length(self, clips: Sequence[Samples], shapes: BatchShapes) -> list[Encoded]:
-        """Run the encoder on clips in batches of similar length; return outputs in their order.
+        """Run the encoder on clips in batches of similar length; keep the order of the clips.
 
         The batches run in parallel if the device allows it.
         """
@@ -156,7 +158,7 @@ class ModelThread:
         return self.call(lambda model: model.streaming.advance(chunks, states))
 
     def warm_up(self, shapes: BatchShapes) -> None:
-        """Run every shape of a closed grid; later clips are padded to its lengths."""
+        """Run every shape of a closed grid; from then on, clips are padded to its lengths."""
 
         def run(model: LoadedModel) -> None:
             model.padded_lengths = shapes.padded_lengths
@@ -177,9 +179,9 @@ def run_batches(
     threads: int = 1,
     prepare: Callable[[], object] | None = None,
 ) -> list[list[Encoded]]:
-    """Call ``encode`` on each batch, and return the results in their order.
+    """Call ``encode`` on each batch, and return the results in order.
 
-    Each batch has a thread of its own. If threads shared each operation of one batch, they would
+    Each batch runs in its own thread. If threads shared each operation of one batch, they would
     wait for each other hundreds of times. A single batch runs in the calling thread.
 
     prepare: called first in each new thread.

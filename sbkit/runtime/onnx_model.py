@@ -39,22 +39,24 @@ from sbkit.runtime.model_thread import run_batches
 from sbkit.text.decoder_tokenizer import GenerationSettings
 
 ONNX_FOLDER = "onnx"  # in a bundle
-MIN_ONNXRUNTIME = "1.17.1"  # for graphs: in sherpa-onnx's library for Android. sbkit needs a newer
+# The oldest version that runs the graphs: it is in sherpa-onnx's library for Android. sbkit itself
+# needs a newer version.
+MIN_ONNXRUNTIME = "1.17.1"
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
-WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
-SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
+WEIGHTS_SHA256 = "weights"  # metadata key of the checksum of the bundle's weights
+SETTINGS_JSON = "settings"  # metadata key of the data for callers of a task's graphs
 MAX_ONNX_BYTES = 1 << 31  # the limit of a protobuf
 MAX_SAMPLES = 1 << 20  # the longest chunk or padding; a minute at 16 kHz
 DEVICE_PATTERN = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
 GPU_INDEX = "device_id"  # an option of the provider
-HEAVY_OPERATIONS = ("MatMul", "Gemm", "Conv", "Attention")  # also parts of fused operations' names
-INTEGER_OPERATIONS = ("MatMulInteger", "ConvInteger")  # of int8 models
+HEAVY_OPERATIONS = ("MatMul", "Gemm", "Conv", "Attention")  # or names that contain one of these
+INTEGER_OPERATIONS = ("MatMulInteger", "ConvInteger")  # in int8 models
 RECORD_PROVIDERS = "session.record_ep_graph_assignment_info"
 NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
-State = Mapping[str, Array]  # (B, ...) each
-# What a decoder remembers of frames and of the tokens that it has read: keys and values of both,
-# (layers, B, H, U, D/H) and (layers, B, H, L, D/H).
+ArrayState = Mapping[str, Array]  # (B, ...) each
+# A decoder's memory of frames and of the tokens that it has read: keys and values of frames,
+# (layers, B, H, U, D/H), and of tokens, (layers, B, H, L, D/H).
 Memories = tuple[Array, ...]
 
 
@@ -71,7 +73,7 @@ class OnnxModel:
     metadata: of the file: sample_rate, samples_per_frame, blank, weights, tokens.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
     files: the name of the file in ``onnx/`` of a bundle, by precision.
-    chunk_model: the model of chunks, if it was loaded, too.
+    chunk_model: the streaming model, if it was loaded, too.
     decoder: an attention decoder with its own tokens, if the model has one.
     """
 
@@ -94,7 +96,7 @@ class OnnxModel:
         options.log_severity_level = 4  # errors are raised; they need not be printed
         if provider == PROVIDERS["cuda"]:
             with redirect_stdout(sys.stderr):
-                onnxruntime.preload_dlls()  # CUDA's wheels, which only torch finds by itself
+                onnxruntime.preload_dlls()  # finds the CUDA wheels, as torch does by itself
         try:
             self._session = onnxruntime.InferenceSession(
                 content,
@@ -119,7 +121,7 @@ class OnnxModel:
         return BatchLogProbs(*self.run(audio.astype(np.float32), lengths.astype(np.int64))[:2])
 
     def run(self, *arrays: Array) -> list[Array]:
-        """Run the graph on its inputs in their order, and return its outputs in their order."""
+        """Run the graph on its inputs in order, and return its outputs in order."""
         names = (node.name for node in self._session.get_inputs())
         outputs: list[Array] = self._session.run(None, dict(zip(names, arrays, strict=True)))
         return outputs
@@ -150,7 +152,7 @@ class OnnxModel:
         return [encoded.log_probs for encoded in self.encode(clips)]
 
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
-        """Run the encoder on batches of clips; on the CPU in parallel, each in a thread."""
+        """Run the encoder on batches of clips; on the CPU, in parallel threads."""
         threads = usable_cores() if self.runs_on.device == "cpu" else 1
         return run_batches(self.encode, batches, threads=threads)
 
@@ -173,10 +175,10 @@ class OnnxModel:
 
 
 class OnnxDecoder:
-    """An attention decoder with its own tokens: two graphs, which read frames, then tokens.
+    """An attention decoder with its own tokens: one graph reads frames, a second reads tokens.
 
-    Each call of the second one returns the memories of all tokens so far, so that the next call
-    reads new tokens only.
+    Each call of the second graph returns the memories of all tokens so far, so that the next call
+    only reads new tokens.
     """
 
     files: ClassVar = {
@@ -202,9 +204,9 @@ class OnnxDecoder:
         return keys, values, keys[:, :, :, :0], values[:, :, :, :0]
 
     def read(self, tokens: Int64s, memories: Memories) -> tuple[Float32s, Memories]:
-        """Read tokens (B, L); return the logits of what follows each, (B, L, V), and memories."""
-        logits, *read = self.graphs[1].run(tokens, *memories)
-        return logits, (*memories[:2], *read)
+        """Read tokens (B, L); return the logits of each next token, (B, L, V), and memories."""
+        logits, *token_memories = self.graphs[1].run(tokens, *memories)
+        return logits, (*memories[:2], *token_memories)
 
     def log_probs(self, text: Sequence[int], memories: Memories) -> Float32s:
         """Compute the log-probabilities of every next token of a text: (L,) -> (L + 1, V)."""
@@ -218,7 +220,7 @@ class OnnxDecoder:
     def score_texts(self, states: Float32s, texts: Int64s) -> Float64s:
         """Score texts of a clip, one by one, since they share its frames: (U, D), (N, L) -> (N,).
 
-        texts: filled up with the end, of which there is one at least.
+        texts: padded with the end token; each has at least one.
         """
         memories = self.remember(states)
         scores: list[float] = []
@@ -226,8 +228,8 @@ class OnnxDecoder:
         for text in self._settings.cut(texts):
             tokens = text[: (text == end).argmax()].tolist()
             log_probs = self.log_probs(tokens, memories)
-            following = log_probs[range(len(tokens) + 1), [*tokens, end]]
-            scores.append(float(following.sum(dtype=np.float64)))
+            token_log_probs = log_probs[range(len(tokens) + 1), [*tokens, end]]
+            scores.append(float(token_log_probs.sum(dtype=np.float64)))
         return np.array(scores)
 
     def generate(self, states: Float32s) -> list[int]:
@@ -259,15 +261,15 @@ class OnnxStreamingModel(OnnxModel):
     def chunks(self) -> ChunkSizes:
         return ChunkSizes(*(self.read_samples(size.name) for size in fields(ChunkSizes)))
 
-    def start(self) -> State:
+    def start(self) -> ArrayState:
         _, _, *states = self._session.get_inputs()
         return {
             state.name: np.zeros((1, *state.shape[1:]), NUMPY_TYPES[state.type]) for state in states
         }
 
     def run_chunk(
-        self, audio: Float32s, lengths: Counts, state: State
-    ) -> tuple[BatchLogProbs, State]:
+        self, audio: Float32s, lengths: Counts, state: ArrayState
+    ) -> tuple[BatchLogProbs, ArrayState]:
         """Run a chunk of audio between -1 and 1: (B, S), (B,), state -> (B, U, V), (B,), state."""
         padded = np.pad(audio, ((0, 0), (0, self.chunks.window - audio.shape[1])))
         inputs = {"audio": padded, "audio_lengths": lengths, **state}
@@ -275,8 +277,8 @@ class OnnxStreamingModel(OnnxModel):
         return BatchLogProbs(log_probs, frames), dict(zip(state, after, strict=True))
 
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[State]
-    ) -> list[tuple[LogProbs, State]]:
+        self, chunks: Sequence[Samples], states: Sequence[ArrayState]
+    ) -> list[tuple[LogProbs, ArrayState]]:
         audio, lengths = pad_clips(chunks, self.chunks.window)
         state = {name: np.concatenate([row[name] for row in states]) for name in states[0]}
         (log_probs, frames), after = self.run_chunk(audio / np.float32(FULL_SCALE), lengths, state)
@@ -307,7 +309,7 @@ class OnnxGraphs:
             self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
 
     def run(self, graph: str, *arrays: Array) -> list[Array]:
-        """Run the graph of that name, and return its outputs."""
+        """Run a graph by its name, and return its outputs."""
         return self._models[graph].run(*arrays)
 
 
@@ -316,7 +318,8 @@ def read_graph(bundle: Path, name: str) -> bytes:
     folder = bundle / ONNX_FOLDER
     if not (folder / name).exists():
         raise BundleError(
-            f"{bundle} has no {ONNX_FOLDER}/{name}: sbkit export RUN --out DIR --formats onnx"
+            f"{bundle} has no {ONNX_FOLDER}/{name}. Export the run again: sbkit export RUN --out "
+            "DIR --formats onnx"
         )
     content = read_regular(folder / name, max_bytes=MAX_ONNX_BYTES, subject="An ONNX model")
     sums = read_regular(folder / CHECKSUMS, subject="A list of checksums")
@@ -325,7 +328,7 @@ def read_graph(bundle: Path, name: str) -> bytes:
 
 
 def _parse_device(device: str) -> tuple[str, dict[str, str]]:
-    """Return the provider of a device and its options: for a GPU its index, and no TF32."""
+    """Return the provider of a device and its options: the index of a GPU, without TF32."""
     match = DEVICE_PATTERN.fullmatch(device)
     if match is None:
         raise ConfigError(f"The device of onnx must be auto, cpu, cuda or cuda:N, but is {device}.")
@@ -340,10 +343,10 @@ def _read_back(session: Any, provider: str) -> EffectiveRuntime:
     heavy = [(name, op) for name, op in nodes if any(part in op for part in HEAVY_OPERATIONS)]
     elsewhere = Counter(name for name, _ in heavy if name != provider)
     if elsewhere or not heavy:
-        where = ", ".join(f"{count} by {name}" for name, count in elsewhere.items())
+        counts = ", ".join(f"{count} by {name}" for name, count in elsewhere.items())
         raise DeviceError(
             f"{provider} must run all {len(heavy)} matrix products and convolutions of the model, "
-            f"but runs {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'})."
+            f"but runs {len(heavy) - elsewhere.total()} ({counts or 'nothing was placed'})."
         )
     index = session.get_provider_options().get(provider, {}).get(GPU_INDEX)
     # Products of two activations are not quantized, so an int8 model also has fp32.
@@ -352,5 +355,5 @@ def _read_back(session: Any, provider: str) -> EffectiveRuntime:
         runtime="onnx",
         device=f"cuda:{index}" if provider == PROVIDERS["cuda"] else "cpu",
         precision=" and ".join(sorted(precisions, reverse=True)),
-        nodes=dict(Counter(name for name, _ in nodes)),  # `asdict` copies no Counter
+        nodes=dict(Counter(name for name, _ in nodes)),  # `asdict` cannot copy a Counter
     )

@@ -1,4 +1,4 @@
-"""Load a bundle to run it, with torch or onnxruntime, which are imported then."""
+"""Load a bundle to run it with torch or onnxruntime, which are imported only then."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import HUGGINGFACE
 from sbkit.base.machine import ONNX, PRECISIONS, has_torch, warn_of_unused_gpu, why_no_cuda
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
-from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_transformers_folder
 from sbkit.bundle.task import Prediction
 from sbkit.decoding.word_times import BEAM
 from sbkit.evaluate.run_results import BUNDLE_CONFIG
@@ -42,7 +42,7 @@ warn_once = cache(warn_of_unused_gpu)  # a command may open several bundles
 
 
 def model_options(options: Namespace) -> dict[str, Any]:
-    """Return the options of a command that `load_bundle` takes."""
+    """Return the parsed options of a command that `load_bundle` takes."""
     names = ("device", "runtime", "precision", "compile", "user_modules")
     return {name: getattr(options, name) for name in names}
 
@@ -83,18 +83,18 @@ def load_bundle(
 ) -> Bundle:
     """Load a bundle with its model, which runs exactly as requested, in the calling thread.
 
-    folder: a bundle, a run that has ended, or a recognizer of transformers.
+    folder: a bundle, a finished run, or a recognizer of transformers.
     runtime: torch or onnx.
     device: cpu, cuda, cuda:N or auto; or a torch.device.
     precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
     compile: default or reduce-overhead; None to compile nothing.
     streaming: whether the model runs chunk by chunk: "no", "only", or "also" (if the bundle has a
-        model of chunks). In ONNX, this model is a file of its own.
-    decoder: greedy or beam; None for the bundle's own.
+        streaming model, which is a separate file in ONNX).
+    decoder: greedy or beam; None for the decoder of the bundle.
     hotwords: phrases separated by commas, a list of them, or a file of them.
     user_modules: the user's modules that the bundle may import.
-    language: that which a recognizer of transformers writes; its texts are normalized by the text
-        table of this language. A bundle has its own.
+    language: the language that a recognizer of transformers writes; its texts are normalized by
+        the text table of this language. Bundles store their language.
 
     >>> bundle = load_bundle("my-model")  # doctest: +SKIP
     >>> bundle.transcribe([read_audio("talk.mp3", bundle.config.sample_rate)])  # doctest: +SKIP
@@ -117,10 +117,10 @@ def load_bundle(
         user_modules=user_modules,
         language=language,
     )
-    if language is None or not is_of_transformers(folder):
+    if language is None or not is_transformers_folder(folder):
         contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
         if language is not None:
-            raise ConfigError(f"{folder} has a language of its own. Leave out `language`.")
+            raise ConfigError(f"{folder} stores its language. Leave out `language`.")
         transformers_folder = folder / HUGGINGFACE
     else:
         from sbkit.runtime.transformers_folder import read_transformers
@@ -134,8 +134,8 @@ def load_bundle(
             "The decoder beam": decoder == BEAM,
             "`hotwords`": hotwords is not None,
         }
-        for name, is_asked in unsupported.items():
-            if is_asked:
+        for name, is_requested in unsupported.items():
+            if is_requested:
                 raise ConfigError(f"{name} is not supported for models of transformers ({folder}).")
     if str(device).startswith("cuda") and (cause := why_no_cuda(runtime)):
         raise DeviceError(f"The device {device} needs a GPU that {runtime} can use, but {cause}.")
@@ -176,13 +176,13 @@ def load_bundle(
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadedBundle(Bundle):
-    """A bundle whose model has a thread of its own, so that any thread may use it."""
+    """A bundle whose model has its own thread, so that any thread may use the bundle."""
 
     model: ModelThread
 
 
 def load_in_thread(folder: Path | str, *, device: object = AUTO, **options: Any) -> ThreadedBundle:
-    """Call `load_bundle` in the thread of the model; close it by `bundle.model.close()`."""
+    """Call `load_bundle` in a new thread of the model; `bundle.model.close()` ends the thread."""
     folder = Path(folder).absolute()
     loaded: list[Bundle] = []
 
@@ -196,14 +196,14 @@ def load_in_thread(folder: Path | str, *, device: object = AUTO, **options: Any)
 
 
 def require_supported(runtime: str, precision: str, compile: str | None) -> None:
-    """Raise ConfigError for options that do not fit together, DeviceError if torch is missing."""
+    """Raise ConfigError for incompatible options, and DeviceError if torch is missing."""
     if runtime in PRECISIONS and precision not in PRECISIONS[runtime]:
         supported = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
         raise ConfigError(f"{precision} is not supported by the runtime {runtime} ({supported}).")
     if runtime not in ("torch", ONNX):
         raise ConfigError(f"The runtime must be torch or onnx, but is {runtime}.")
     if runtime == ONNX and compile is not None:
-        raise ConfigError("The runtime onnx compiles nothing. Leave `compile` out.")
+        raise ConfigError("The runtime onnx does not support `compile`. Leave it out.")
     if compile not in (None, *COMPILE_MODES):
         raise ConfigError(f"`compile` must be {' or '.join(COMPILE_MODES)}; got {compile}.")
     if runtime == "torch" and not has_torch():
@@ -246,7 +246,8 @@ def _load_onnx(
 class GraphRunner(ReopenedWhenUnpickled):
     """Run the graphs of an open bundle, such as a codec's `encode` and `decode`.
 
-    command, prediction: a command of sbkit, and what the task of its bundles predicts.
+    command: the command of sbkit that runs the bundles.
+    prediction: what the task of these bundles predicts.
     settings: the plain data that callers of the graphs need.
     """
 
@@ -257,7 +258,7 @@ class GraphRunner(ReopenedWhenUnpickled):
         return super().__new__(cls, Path(folder).absolute(), **options)
 
     def __init__(self, folder: Path | str, **options: Any) -> None:
-        """Open a bundle with the options of `load_bundle`, in a thread of its own."""
+        """Open a bundle with the options of `load_bundle`, in its own thread."""
         self.bundle = load_in_thread(folder, **options)
         self.bundle.task.require_prediction(self.prediction, command=self.command)
         self._thread = self.bundle.model
@@ -276,7 +277,7 @@ class GraphRunner(ReopenedWhenUnpickled):
         return cls(options.bundle, **model_options(options))
 
     def run(self, graph: str, *arrays: Array) -> list[Array]:
-        """Run the graph of that name: arrays in, arrays out."""
+        """Run a graph by its name: arrays in, arrays out."""
         outputs: list[Array] = self._thread.call(lambda model: model.run(graph, *arrays))
         return outputs
 

@@ -1,4 +1,4 @@
-"""The report of a test: figures and files of each test set, `summary.json`, and `report.html`."""
+"""Report a test: figures and files of each test set, `summary.json`, and `report.html`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from sbkit.logs.progress import ping, progress_bar
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredSet:
-    """A test set, and the results of its rows in their order; those of all ranks on rank 0 only."""
+    """A test set, and the results of its rows in order; rank 0 has the results of all ranks."""
 
     name: str
     rows: datasets.Dataset
@@ -50,12 +50,12 @@ class ScoreReport:
     """Write the results of test sets into a folder, one set after the other.
 
     folder: gets the files of each set, `summary.json` and `report.html`.
-    metrics: those of the task, and perhaps some of a recipe's own Brain.
+    metrics: the metrics of the task, and further ones of the recipe's Brain.
     measure: returns their values.
     report_by: columns that slice the test sets.
     """
 
-    __test__ = False  # for pytest: no class of tests
+    __test__ = False  # pytest must not collect this class
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ScoreReport:
         self._sets: dict[str, ScoredSet] = {}
 
     def describe(self, scored: ScoredSet) -> str:
-        """Return a line about a test set: its metrics, those of the Brain alone, and its size."""
+        """Return a line about a test set: its figures, metrics of the Brain, and its size."""
         values = self._measure(scored.results)
         texts: list[str] = []
         if line := self._task.describe(self._figures(scored)):
@@ -91,7 +91,7 @@ class ScoreReport:
         return f"{scored.name}: {', '.join(texts)}, {size}"
 
     def add(self, scored: ScoredSet, **facts: Any) -> FigureDict:
-        """Write the files of a test set, and return its figures, with further facts about it."""
+        """Write the files of a test set, and return its figures together with further facts."""
         task, results, rows = self._task, scored.results, scored.rows
         entry = self._figures(scored)
         entry |= task.report(self.folder, scored.name, results, entry, self._labels) or {}
@@ -114,7 +114,7 @@ class ScoreReport:
         return entry
 
     def _figures(self, scored: ScoredSet) -> FigureDict:
-        """Return the entry of a test set, whose figures are computed once."""
+        """Return the entry of a test set; its figures are computed only once."""
         if scored.name not in self.entries:
             rows, results = scored.rows, scored.results
             speakers = rows["speaker"][:] if "speaker" in rows.column_names else [""] * len(rows)
@@ -142,8 +142,9 @@ class ScoreReport:
     def write(self, *, notes: Sequence[str], device: str, **facts: Any) -> None:
         """Write the page and the summary of all test sets.
 
-        notes: lines of the page about the model; device: where it was tested; facts: further ones
-        for the summary, about the model and its training.
+        notes: lines about the model, for the page.
+        device: where the model was tested.
+        facts: about the model and its training, for the summary.
         """
         folder = self.folder
         utterances = {

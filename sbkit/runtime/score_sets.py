@@ -1,4 +1,4 @@
-"""Test sets: those of a run, or tables and folders; and batches of whole utterances."""
+"""Prepare test sets, from a run or from tables and folders, and batch whole utterances."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import require_trusted
 from sbkit.config.hparams import read_spec
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.common_voice import SPS_TABLE, read_spontaneous
+from sbkit.data.common_voice import SPONTANEOUS_TABLE, read_spontaneous
 from sbkit.data.corpus import Corpus, CorpusRow, SettingValues
 from sbkit.data.prepared import prepare
 from sbkit.data.read_manifests import choose_files, find_files, read_files
@@ -34,7 +34,7 @@ BATCH_SECONDS = 120.0  # padded audio
 
 
 def batch_seconds_of(settings: Mapping[str, Any]) -> float:
-    """Return the padded audio of a batch outside of a run's training."""
+    """Return the seconds of padded audio in a batch, except in training."""
     return float(settings.get("eval_batch_seconds", BATCH_SECONDS))
 
 
@@ -61,9 +61,10 @@ def read_whole_clips(
 def prepare_test_sets(
     run: Path, split: str | None = None, user_modules: Collection[str] | None = frozenset()
 ) -> Splits:
-    """Prepare the data of a run as training does; one split, such as `train`, is the only test set.
+    """Prepare the data of a run as training does.
 
-    user_modules: modules that the user trusts; None if the run itself asks, in its training.
+    split: the only test set to return, such as `train`; None for all test sets.
+    user_modules: modules that the user trusts; None if the run itself calls, in its training.
     """
     spec = read_spec(run / RUN_YAML)
     settings = spec.settings
@@ -81,15 +82,15 @@ def prepare_test_sets(
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a table in messages and reports: its file or folder without suffix."""
+    """Return the name of a table in messages and reports: its file name without suffix."""
     return path.absolute().stem
 
 
-def table_settings(model: Path, **given: object) -> dict[str, object]:
-    """Return the columns and the encoding of tables: those that are given, else those of a run."""
-    declares = not (model / CONFIG_FILE).exists() and is_run(model)
-    declared = read_spec(model / RUN_YAML).settings if declares else {}
-    return {name: declared.get(name) if v is None else v for name, v in given.items()}
+def table_settings(model: Path, **options: object) -> dict[str, object]:
+    """Return the columns and the encoding of tables; a run's settings replace missing options."""
+    has_settings = not (model / CONFIG_FILE).exists() and is_run(model)
+    settings = read_spec(model / RUN_YAML).settings if has_settings else {}
+    return {name: settings.get(name) if v is None else v for name, v in options.items()}
 
 
 class UserSet(Corpus):
@@ -109,9 +110,9 @@ class UserSet(Corpus):
 def prepare_user_set(
     bundle: TorchBundle, path: Path, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> datasets.Dataset:
-    """Prepare a table or a folder of the user's like a test set: rows without text stay.
+    """Prepare a user's table or folder as a test set, which keeps rows without text.
 
-    settings: with the columns and the encoding of a table, if they are not the usual ones.
+    settings: may have the columns and the encoding of the table.
     """
     language = bundle.config.language or "und"
     has_text = bundle.task.predicts == "text"
@@ -121,7 +122,7 @@ def prepare_user_set(
     if not path.exists():
         raise DataError(f"{path} does not exist.", file=str(path))
     rows: Sequence[CorpusRow]
-    if path.match(SPS_TABLE.format("*")):
+    if path.match(SPONTANEOUS_TABLE.format("*")):
         rows = [read_spontaneous(path, None, columns)]
     else:
         rows = read_files([(file, columns) for file in choose_files(find_files(str(path)))])

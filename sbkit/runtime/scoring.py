@@ -1,4 +1,4 @@
-"""Run the model of a bundle on data sets: to score it, and to fit its decoder.
+"""Run the model of a bundle on data sets, to score it and to fit its decoder.
 
 rows -> batches of whole clips -> results, or log-probabilities of a sample
 """
@@ -31,7 +31,7 @@ from sbkit.runtime.score_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.normalizers import named_normalizer
 
-# Of audio of each validation set: the tokens of a sample, if each frame of 40 ms has one.
+# The most audio of a validation set: it has enough tokens if each frame of 40 ms has one.
 MAX_FITTED_SECONDS = 2400.0
 
 
@@ -42,7 +42,7 @@ class BundleScorer:
         normalizer: the name of a normalizer of texts, for a second comparison.
         times: whether words are timed, for the reports.
         batch_seconds: of padded audio.
-        rewrite: writes the texts and references anew, of a model with another text table.
+        rewrite: normalizes the texts and references of a model with another text table.
 
     >>> scorer = BundleScorer(load_bundle("my-model"))  # doctest: +SKIP
     >>> scored = scorer.score("test", run.prepare_splits().test["test"])  # doctest: +SKIP
@@ -67,7 +67,7 @@ class BundleScorer:
         self._result = partial(task.result, config=bundle.config)
         if normalizer is not None:
             if task.predicts != "text":
-                raise ConfigError("`normalizer` is for texts, and this model writes none.")
+                raise ConfigError("`normalizer` is for models that write texts, unlike this one.")
             self._result = partial(self._result, normalizer=named_normalizer(normalizer))
 
     def score(
@@ -81,10 +81,10 @@ class BundleScorer:
         """Score a test set on all ranks, the shortest clips first, until a ping asks to stop.
 
         rows: of a prepared split.
-        as_tested: that of `Splits`, for a test set of a run.
-        max_batches: of each rank, to debug; None for all.
+        as_tested: the function of `Splits`, for a test set of a run.
+        max_batches: for each rank, to debug; None for all batches.
         """
-        own_results: dict[int, Any] = {}  # results of this rank, by row
+        rank_results: dict[int, Any] = {}  # by row
         rate, seconds = self._bundle.config.sample_rate, self._batch_seconds
         batches = read_whole_clips(rows, rate, batch_seconds=seconds)
         total = float(sample_counts(rows).sum())
@@ -99,9 +99,9 @@ class BundleScorer:
                     if rewrite := self._rewrite:
                         batch_rows = [{**row, "text": rewrite(row["text"])} for row in batch_rows]
                     pairs = zip(self._predict(batch_rows), batch_rows, strict=True)
-                    own_results |= zip(batch, starmap(self._result, pairs), strict=True)
+                    rank_results |= zip(batch, starmap(self._result, pairs), strict=True)
                 advance(world_size() * sum(row["samples"] for row in batch_rows))
-        return ScoredSet.gather(name, rows, own_results)
+        return ScoredSet.gather(name, rows, rank_results)
 
     def _predict(self, rows: Sequence[Row]) -> Sequence[Any]:
         bundle = self._bundle
@@ -110,17 +110,17 @@ class BundleScorer:
             recognized = bundle.recognize(clips, times=self._times, with_greedy=True)
             if self._rewrite is None:
                 return recognized
-            return [_rewritten(clip, self._rewrite) for clip in recognized]
+            return [_rewrite_clip(clip, self._rewrite) for clip in recognized]
         return bundle.task.predict(bundle, ClipBatch(clips=clips, rows=rows))
 
 
-def _rewritten(clip: RecognizedClip, rewrite: Callable[[str], str]) -> RecognizedClip:
-    greedy = None if clip.greedy is None else _rewritten(clip.greedy, rewrite)
+def _rewrite_clip(clip: RecognizedClip, rewrite: Callable[[str], str]) -> RecognizedClip:
+    greedy = None if clip.greedy is None else _rewrite_clip(clip.greedy, rewrite)
     return RecognizedClip(rewrite(clip.text), greedy=greedy)
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:
-    """Return the decoder and its hotwords; and how much of the texts its language models know."""
+    """Return the decoder, its hotwords, and how many of the texts its language models have seen."""
     facts = decoder_facts(bundle)
     if bundle.decoder is not None:
         texts = read_column(scored.rows, "text")
@@ -160,7 +160,7 @@ def sample_validation(
     At most MAX_FITTED_SECONDS of each set are encoded. Long recordings are left out, because a
     decoder is fitted to utterances.
 
-    with_attention: whether a decoder rescores, and so needs the encoder's states.
+    with_attention: whether the attention decoder rescores, and so needs the encoder's states.
     """
     rate = bundle.config.sample_rate
     longest = max_unsegmented_samples(batch_seconds, rate)
@@ -182,12 +182,12 @@ def sample_validation(
                         return
                     encoded_clips = bundle.encode([clip["audio"] for clip in clips])
                     for clip, encoded in zip(clips, encoded_clips, strict=True):
-                        # Copies: a view would keep the outputs of the whole batch.
+                        # Copied, because a view would keep the outputs of the whole batch.
                         encoded = replace(encoded, states=encoded.states.clone())
                         yield ValidationUtterance(
                             encoded.log_probs.copy(),
                             clip["text"],
-                            bundle.attention_decoder(encoded) if with_attention else None,
+                            bundle.attention_scorer(encoded) if with_attention else None,
                             clip["id"],
                         )
 

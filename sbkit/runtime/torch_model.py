@@ -47,7 +47,7 @@ from sbkit.runtime.model_thread import (
 
 NUM_WARM_UPS = 3  # runs of each shape: CUDA graphs first run it, then record it, then replay it
 PRECISION_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the products' precision
+MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # outputs have the precision of the products
 BatchRow = TypeVar("BatchRow")
 
 
@@ -107,7 +107,7 @@ class TorchModel(nn.ModuleList):
             raise BundleError(
                 f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
             ) from error
-        if not user_modules:  # their classes may not support the device meta
+        if not user_modules:  # classes of users may not support the device meta
             _require_size(contents.config.parts.values(), weights)
         with preserve_rng(ON_CPU.device), limit_parameters(weights):  # parts draw weights
             network, parts = assemble(contents, user_modules)
@@ -138,13 +138,13 @@ class TorchModel(nn.ModuleList):
         return [Encoded(row[:count].numpy(), state[:count]) for row, state, count in rows]
 
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
-        """Run the encoder on batches of clips; on the CPU in parallel, each in a thread."""
+        """Run the encoder on batches of clips; on the CPU, in parallel threads."""
         on_cpu = self._placement.device.type == "cpu"
         threads = torch.get_num_threads() if on_cpu else 1
         prepare = partial(torch.set_num_threads, 1)
         try:
             return run_batches(self.encode, batches, threads=threads, prepare=prepare)
-        finally:  # new threads begin with the number that any thread set last, which was 1
+        finally:  # new threads start with the number that a thread set last, which was 1
             torch.set_num_threads(torch.get_num_threads())
 
     @property
@@ -203,7 +203,7 @@ class TorchModel(nn.ModuleList):
         return settings
 
     def run(self, graph: str, *arrays: Array) -> list[Array]:
-        """Run the task's graph of that name, and return its outputs."""
+        """Run a graph of the task by its name, and return its outputs."""
         tensors = (torch.from_numpy(array).to(self._placement.device) for array in arrays)
         return [output.cpu().numpy() for output in self.call(graph, *tensors)]
 
@@ -245,7 +245,7 @@ class TorchModel(nn.ModuleList):
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """How a model is compiled, and for which shapes: each number of clips with each length."""
+    """How a model is compiled, and for all shapes of ``clips`` clips of a length in ``seconds``."""
 
     mode: str  # default or reduce-overhead
     clips: tuple[int, ...] = (1, 4)
@@ -255,7 +255,7 @@ class Compilation:
 
 
 class CompiledModel(TorchModel):
-    """A model whose repeated blocks are compiled for a closed grid of shapes; it has one thread.
+    """A model in one thread whose repeated blocks are compiled for a closed grid of shapes.
 
     Compiling takes seconds per shape. So every shape is compiled while the model is loaded, clips
     are padded to the next larger shape, and torch raises an error instead of compiling more later.
@@ -278,7 +278,7 @@ class CompiledModel(TorchModel):
             create_cuda_graph_store()
             compile_options["mode"] = compilation.mode
         keep_device_guard()
-        set_recompile_limit(1000)  # for a class of blocks; in effect the grid is the limit
+        set_recompile_limit(1000)  # per class of blocks; in effect, the grid is the limit
         block: Any
         for block in find_blocks([self.network.model]):
             block.compile(**compile_options)
@@ -305,13 +305,13 @@ class CompiledModel(TorchModel):
     def _running_compiled(self) -> Iterator[None]:
         """Run compiled code, and compile nothing more once the model is warm."""
         if self._mode == "reduce-overhead":
-            # Otherwise each block is a step of its own, and its graph may overwrite its input.
+            # Otherwise each block counts as a step, and its graph may overwrite its input.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with torch.compiler.set_stance(self._stance):
             yield
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,), in batches of the grid; refuses longer ones."""
+        """Run the encoder on clips (S,) in batches of the grid; raise an error for longer clips."""
         outputs: list[Encoded] = []
         for batch in self._split(list(clips)):
             with self._running_compiled():
@@ -362,7 +362,7 @@ class TorchBundle(Bundle):
 
 
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:
-    """Raise BundleError if parts are far larger than the weights, without memory for them."""
+    """Raise BundleError if parts are far larger than the weights, without allocating them."""
     budget = parameter_budget(weights)
     with limit_parameters(weights), meta_device():
         for spec in specs:
@@ -376,7 +376,7 @@ def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None
                 tensors = [*vars(module).values(), *vars(module)["_buffers"].values()]
                 budget -= sum(value.numel() for value in tensors if isinstance(value, Tensor))
     if budget < 0:
-        raise BundleError("The buffers of the model are over twice as large as its weights.")
+        raise BundleError("The buffers of the model are more than twice as large as its weights.")
 
 
 def assemble(contents: BundleContents, user_modules: frozenset[str]) -> tuple[Any, list[nn.Module]]:

@@ -1,6 +1,6 @@
-"""A folder of transformers as a bundle: a recognizer of others, which is run and scored like ours.
+"""Run and score a recognizer of transformers like a bundle of ours.
 
-config.json -> a class of the table -> transformers, with safetensors -> texts -> our text table
+config.json -> an allowed class -> transformers, with safetensors -> texts -> our text table
 
 Nothing in the folder is executed: code beside the model and pickles are refused.
 
@@ -48,10 +48,16 @@ from sbkit.text.verbalize import languages_with_numbers
 
 TEXT_TASK = "sbkit.tasks.asr.task.TextOnlyAsrTask"
 WHISPER_CLASS = "WhisperForConditionalGeneration"
-CTC = ("HubertForCTC", "ParakeetForCTC", "Wav2Vec2BertForCTC", "Wav2Vec2ForCTC", "WavLMForCTC")
-UNSUPPORTED = ("auto_map", "adapter_attn_dim")  # code; adapters, which lie in further files
-MAX_WHISPER_CLIPS = 16  # in a batch, where each is padded to 30 s
-MIN_CLIP_SECONDS = 0.1  # shorter ones, such as the empty rest of a recording, are padded
+CTC_CLASSES = (
+    "HubertForCTC",
+    "ParakeetForCTC",
+    "Wav2Vec2BertForCTC",
+    "Wav2Vec2ForCTC",
+    "WavLMForCTC",
+)
+UNSUPPORTED_KEYS = ("auto_map", "adapter_attn_dim")  # code; adapters, which lie in further files
+MAX_WHISPER_CLIPS = 16  # in a batch; each clip is padded to 30 s
+MIN_CLIP_SECONDS = 0.1  # shorter clips, such as the empty end of a recording, are padded
 
 
 def read_transformers(folder: Path, language: str) -> BundleContents:
@@ -72,7 +78,7 @@ def read_transformers(folder: Path, language: str) -> BundleContents:
 
 
 def load_transformers(contents: BundleContents, folder: Path, placement: Placement) -> TorchModel:
-    """Open a folder that `read_transformers` or a bundle describes, on a device."""
+    """Load the model of a folder that `read_transformers` or a bundle describes onto a device."""
     if (folder / CHECKSUMS).exists() and (damage := find_damage(folder)):
         raise BundleError(f"{folder} is damaged: {damage}. Export it again.")
     config = contents.config
@@ -81,7 +87,7 @@ def load_transformers(contents: BundleContents, folder: Path, placement: Placeme
 
 
 def write_transformers(folder: Path, config: BundleConfig, bundle: Path) -> None:
-    """Write a bundle that holds a copy of a folder, with the description by `read_transformers`."""
+    """Write a bundle that holds a copy of a folder, and ``config`` from `read_transformers`."""
     copied = bundle / HUGGINGFACE
     copied.mkdir()
     settings = (path.name for path in folder.iterdir() if path.suffix in (".json", ".txt"))
@@ -96,16 +102,16 @@ def write_transformers(folder: Path, config: BundleConfig, bundle: Path) -> None
 
 
 def require_recognizer(folder: Path) -> str:
-    """Return the class of a recognizer that transformers runs; raises BundleError for others."""
+    """Return the class of a supported recognizer; raise BundleError for other models."""
     settings = read_json(folder, CONFIG) or {}
-    for key in UNSUPPORTED:
+    for key in UNSUPPORTED_KEYS:
         if settings.get(key) is not None:
             raise BundleError(f"`{key}` in {folder / CONFIG} is not supported. Use another model.")
     name = next(iter(settings.get("architectures") or ()), None)
-    if name != WHISPER_CLASS and name not in CTC:
+    if name != WHISPER_CLASS and name not in CTC_CLASSES:
         raise BundleError(
-            f"The class of {folder / CONFIG} is {name}, but only recognizers of these classes can "
-            f"be run: {WHISPER_CLASS}, {', '.join(CTC)}."
+            f"The class in {folder / CONFIG} is {name}, but only recognizers of these classes can "
+            f"be run: {WHISPER_CLASS}, {', '.join(CTC_CLASSES)}."
         )
     weight_files(folder)
     return str(name)
@@ -115,7 +121,7 @@ class TextModel:
     """A recognizer of transformers, with `model` and `predict` like the model of a task."""
 
     def __init__(self, folder: Path, language: str) -> None:
-        """Check a folder, and open it with transformers, in float32 on the CPU."""
+        """Check a folder, and load its model with transformers, in float32 on the CPU."""
         name = require_recognizer(folder)
         self._options = _whisper_options(folder, language) if name == WHISPER_CLASS else None
         transformers: Any = require_package("transformers", extra="export")
@@ -139,11 +145,11 @@ class TextModel:
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> list[str]:
         """Return the text of each clip: audio (B, S) in the scale of int16, (B,)."""
         rate = self._extractor.sampling_rate
-        shortest = seconds_to_samples(MIN_CLIP_SECONDS, rate)
+        min_samples = seconds_to_samples(MIN_CLIP_SECONDS, rate)
         clips: list[Float32s] = []
         for samples, length in zip(audio.cpu().numpy(), audio_lengths.tolist(), strict=True):
             clip = samples[:length] / FULL_SCALE
-            clips.append(np.pad(clip, (0, max(0, shortest - length))))
+            clips.append(np.pad(clip, (0, max(0, min_samples - length))))
         is_whisper = self._options is not None
         size = MAX_WHISPER_CLIPS if is_whisper else 1  # padding changes outputs of CTC models
         batches = [clips[first : first + size] for first in range(0, len(clips), size)]
@@ -167,7 +173,7 @@ class TextModel:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars of transformers, and its advice to those who call it."""
+    """Hide the progress bars and the warnings of transformers."""
     log: Any = require_package("transformers.utils.logging", extra="export")
     verbosity, shows_bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
@@ -181,20 +187,20 @@ def _quiet() -> Iterator[None]:
 
 
 def _whisper_options(folder: Path, language: str) -> dict[str, str]:
-    """Return the language and the task for Whisper's decoder; none for a model of English only."""
+    """Return the language and the task for Whisper's decoder; {} for an English-only model."""
     settings = read_json(folder, GENERATION) or {}
     if "is_multilingual" not in settings:
         raise BundleError(
-            f"{folder} has no {GENERATION} with `is_multilingual`. Copy that of the Whisper "
+            f"{folder} has no {GENERATION} with `is_multilingual`. Copy this file from the Whisper "
             "that the model was trained from."
         )
     token = f"<|{whisper_language(language)}|>"
     if not settings["is_multilingual"]:
         if token != "<|en|>":
-            raise ConfigError(f"{folder} is a Whisper of English only, not of {language}.")
+            raise ConfigError(f"{folder} is an English-only Whisper; it cannot write {language}.")
         return {}
     if token not in settings.get("lang_to_id", {}):
-        raise ConfigError(f"{folder} is a Whisper without the language {language}.")
+        raise ConfigError(f"{folder} is a Whisper that does not support the language {language}.")
     return {"language": token, "task": "transcribe"}
 
 

@@ -44,7 +44,13 @@ from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_torch
+from sbkit.checkpoint.rng import (
+    RandomState,
+    isolated_rng,
+    random_state,
+    restore_random_state,
+    seed_torch,
+)
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
@@ -110,7 +116,7 @@ PHASES = {  # titles of the progress bar
 class ResumedPosition(NamedTuple):
     """The position in a checkpoint, until the resumed epoch continues."""
 
-    random: State | None = None  # the state of the generators
+    random: RandomState | None = None  # the state of the generators
     accumulation: int | None = None  # micro-batches of a step
     is_trained: bool = False  # whether the epoch had its last micro-batch
 

@@ -32,9 +32,9 @@ from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint, read_description
 from sbkit.checkpoint.weights import (
-    average,
+    average_checkpoints,
+    average_files,
     describe_tensor,
-    mean_of,
     part_names_of_yaml,
     tensors_by_part,
     to_part_name,
@@ -98,7 +98,7 @@ def initialize_from(
         ):
             if differs:
                 raise ConfigError(f"`init_from`: {other} has another {thing} than {folder}.")
-    weights = mean_of(folders, read_named_weights)
+    weights = average_files(folders, read_named_weights)
     tensors = tensors_by_part(hparams)
     labeled_ids = _ids_by_label(hparams, task, len(tokens)) if source_tokens != tokens else ()
     source_row = {token: row for row, token in enumerate(source_tokens)}
@@ -216,7 +216,7 @@ def read_named_weights(folder: Path) -> dict[str, Tensor]:
             best = checkpointer.find_averaged() or checkpointer.find_whole(1)
             if not best:
                 raise BundleError(f"`init_from`: {folder} has no undamaged checkpoint.")
-            weights = merge_adapters(average(best, "model"))
+            weights = merge_adapters(average_checkpoints(best, "model"))
         else:
             raise BundleError(
                 f"`init_from`: {folder} has neither {CHECKPOINTS}/ of a run nor {WEIGHTS_FILE}."

@@ -50,7 +50,12 @@ from sbkit.base.files import write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import Description, describe, has_checkpoint, require_resumable
+from sbkit.checkpoint.run_config import (
+    RunDescription,
+    describe_spec,
+    has_checkpoint,
+    require_resumable,
+)
 from sbkit.config.dependencies import hash_dependencies
 from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
 from sbkit.config.overrides import nest_overrides
@@ -145,9 +150,9 @@ class PreparedRun(RunData):
     loaders: Loaders = field(repr=False)
 
 
-def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Description:
+def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> RunDescription:
     """Describe a run whose data is prepared; `helpers` are those of its Brain."""
-    return describe(
+    return describe_spec(
         data.spec,
         data=data.splits.fingerprints,
         label_file=data.label_files.get(data.recipe.label_file or ""),
@@ -156,7 +161,7 @@ def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Des
     )
 
 
-def require_own_folder(spec: RunSpec, description: Description) -> str | None:
+def require_own_folder(spec: RunSpec, description: RunDescription) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
     has_ended = is_finished(spec.folder, spec.settings)
     return require_resumable(spec.folder, description, has_ended=has_ended)

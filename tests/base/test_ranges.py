@@ -14,7 +14,7 @@ from recipes.vad.recipe import VadRecipe
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import KEYS, RANGES, ranges_of, require_in_range
 from sbkit.check.checked_run import CPU_OPTIONS
-from sbkit.checkpoint.run_config import MAY_CHANGE, PER_MACHINE
+from sbkit.checkpoint.run_config import CHANGEABLE_KEYS, PER_PROCESS_KEYS
 from sbkit.config.document import REPLACED_WHOLE, read_document, tag_of, walk
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import NAMED_VALUES
@@ -63,7 +63,14 @@ def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> Non
 def test_lists_of_keys_and_arguments_name_those_that_exist() -> None:
     """A renamed one would stay in a list, without an effect."""
     yamls = [read_document(file).root for file in (ROOT / "hparams").glob("*.yaml")]
-    lists = [MAY_CHANGE, PER_MACHINE, REPLACED_WHOLE, NAMED_VALUES, DATA_KEYS, AUDIO_PART_KEYS]
+    lists = [
+        CHANGEABLE_KEYS,
+        PER_PROCESS_KEYS,
+        REPLACED_WHOLE,
+        NAMED_VALUES,
+        DATA_KEYS,
+        AUDIO_PART_KEYS,
+    ]
     lists += [CPU_OPTIONS, REFUSED_OPTIONS]
     lists += [ranges_of(yaml["recipe"]) for yaml in yamls]
     assert {*chain(*lists)} <= {*KEYS, *RunOptions().as_dict(), *chain(*yamls)}

@@ -53,7 +53,7 @@ def test_run_of_speechbrain_is_resumed(tmp_path: Path, caplog: pytest.LogCapture
     assert recovered(tmp_path) == 2.0
     assert f"{newest.path} has no checksums" in caplog.text
     cut(newest.path / "model.ckpt")
-    with pytest.raises(SbkitError, match="away to resume from the one before"):
+    with pytest.raises(SbkitError, match="away to resume from the previous checkpoint"):
         recovered(tmp_path)
 
 
@@ -81,7 +81,7 @@ def test_second_lock_of_a_process_is_refused_and_leaves_the_first(tmp_path: Path
     lock = open_lock(run)  # as another process opens it
     with suppress(KeyboardInterrupt), locked_folder(run):
         for folder in (run, link, run / "../run"):
-            with pytest.raises(ConfigError, match=f"{folder}, but this process trains there"):
+            with pytest.raises(ConfigError, match=f"{folder}, but this process is training there"):
                 locked_folder(folder).__enter__()
         assert not try_lock(lock)
         raise KeyboardInterrupt
@@ -94,7 +94,7 @@ def test_checkpointer_that_is_done_keeps_no_other_out(tmp_path: Path) -> None:
     first, second = checkpointer(tmp_path, line(2.0)), checkpointer(tmp_path, line(3.0))
     with suppress(KeyboardInterrupt), first.claimed():
         first.save_checkpoint()
-        with pytest.raises(ConfigError, match="this process trains there"):
+        with pytest.raises(ConfigError, match="this process is training there"):
             second.save_checkpoint()
         raise KeyboardInterrupt
     second.save_checkpoint()

@@ -12,11 +12,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import (
+    CHANGEABLE_KEYS,
     END_KEYS,
     MACHINE_KEYS,
-    MAY_CHANGE,
-    Description,
-    describe,
+    RunDescription,
+    describe_spec,
     differences,
     require_resumable,
     require_same_on_ranks,
@@ -59,10 +59,10 @@ def declare(
     data: Mapping[str, str] | None = DATA,
     labels: bytes = b"abc",
     **overrides: object,
-) -> Description:
+) -> RunDescription:
     yaml = folder / "run.yaml"
     yaml.write_text(text)
-    return describe(read_spec(yaml, overrides), data=data, label_file=labels)
+    return describe_spec(read_spec(yaml, overrides), data=data, label_file=labels)
 
 
 def begun(folder: Path) -> Path:
@@ -96,15 +96,15 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
 
 def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     """Its folder used to say bf16 of a run in fp32 that was opened with it."""
-    run, training = begun(tmp_path), MAY_CHANGE - END_KEYS - MACHINE_KEYS | {"opt_class.betas"}
+    run, training = begun(tmp_path), CHANGEABLE_KEYS - END_KEYS - MACHINE_KEYS | {"opt_class.betas"}
     assert training >= {"precision", "compile", "lr", "early_stopping"}
     end = {*END_KEYS, "decoder.weights"}
-    names = (*MAY_CHANGE, "opt_class.betas", "decoder.weights")
+    names = (*CHANGEABLE_KEYS, "opt_class.betas", "decoder.weights")
     values = dict.fromkeys(names, 5) | {"lm_text": "a.txt"}
-    write_description(run, Description(values, {}, files={"a.txt": "hello"}))
+    write_description(run, RunDescription(values, {}, files={"a.txt": "hello"}))
 
     def note(text: str = "hello", file: str = "a.txt", **changes: object) -> str | None:
-        now = Description(values | {"lm_text": file} | changes, {}, files={file: text})
+        now = RunDescription(values | {"lm_text": file} | changes, {}, files={file: text})
         return require_resumable(run, now, has_ended=True)
 
     def require_refused(keys: Iterable[str]) -> None:
@@ -118,7 +118,9 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
         note("other")
     (run / SUMMARY).write_text("{}")
     require_refused({*training, *end})
-    with pytest.raises(SbkitError, match=f"export {run} with --out NEW; .*another `output_folder`"):
+    with pytest.raises(
+        SbkitError, match=rf"export {run} with --out NEW\. .*another `output_folder`"
+    ):
         note(beam_size=6)
     assert {note(**{key: 6}) for key in MACHINE_KEYS} == {None}
     assert note(number_of_epochs=TRAINED_EPOCHS) is not None
@@ -193,15 +195,15 @@ def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     run, later = begun(tmp_path), {"number_of_epochs": 9}
     (run / RUN_YAML).write_text(read_spec(tmp_path / "run.yaml", later).text)
     write_description(run, declare(tmp_path, **later))
-    assert require_resumable(run, describe(read_spec(run / RUN_YAML), data=DATA)) is None
+    assert require_resumable(run, describe_spec(read_spec(run / RUN_YAML), data=DATA)) is None
     with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
-        require_resumable(run, describe(read_spec(run / RUN_YAML, {"hidden": 9}), data=DATA))
+        require_resumable(run, describe_spec(read_spec(run / RUN_YAML, {"hidden": 9}), data=DATA))
 
 
 def test_damaged_run_config_is_refused(tmp_path: Path) -> None:
     run = begun(tmp_path)
     (run / RUN_CONFIG_FILE).write_text((run / RUN_CONFIG_FILE).read_text()[:-9])
-    with pytest.raises(SbkitError, match="run_config.json must be what sbkit wrote"):
+    with pytest.raises(SbkitError, match="run_config.json must hold the description"):
         require_resumable(run, declare(tmp_path))
 
 

@@ -85,7 +85,7 @@ def test_tensor_of_other_type_or_shape_is_refused(
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nonfinite_weights_are_refused(tmp_path: Path, value: float) -> None:
     save(tmp_path, value)
-    message = "Weights must be finite, but 6 of the 6 numbers of weight in .* are not"
+    message = "Weights must be finite, but 6 of the 6 values of weight in .* are not"
     with pytest.raises(SbkitError, match=message):
         recovered(tmp_path)
     with pytest.raises(SbkitError, match=message):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.checkpoint.run_config import Description, describe, differences
+from sbkit.checkpoint.run_config import RunDescription, describe_spec, differences
 from sbkit.config.dependencies import hash_dependencies
 from sbkit.config.hparams import read_spec
 
@@ -49,14 +49,14 @@ lr_schedule: !name:edited_schedule.warm
 """
 
 
-def declare(folder: Path) -> Description:
+def declare(folder: Path) -> RunDescription:
     yaml = folder / "run.yaml"
     yaml.write_text(YAML.format(folder, folder.parent))
     spec = read_spec(yaml)
-    return describe(spec, dependencies=hash_dependencies(spec))
+    return describe_spec(spec, dependencies=hash_dependencies(spec))
 
 
-def differing(now: Description, before: Description) -> list[str]:
+def differing(now: RunDescription, before: RunDescription) -> list[str]:
     return [difference.name for difference in differences(before, now)]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.messages import FOREIGN_NAMES, nearest
-from sbkit.checkpoint.run_config import describe
+from sbkit.checkpoint.run_config import describe_spec
 from sbkit.config.document import read_document
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import parse_overrides
@@ -157,14 +157,18 @@ def test_base_merges_and_prints_as_one_file(top: Path) -> None:
     printed.write_text(read_spec(top, overrides).one_file)
     assert printed.read_text().startswith("# of eight GPUs\n")
     assert "\nunit: 8  # new\nsize: !ref <unit> + 1 # in units\n" in printed.read_text()
-    assert describe(read_spec(top, overrides)).values == describe(read_spec(printed)).values
+    assert (
+        describe_spec(read_spec(top, overrides)).values == describe_spec(read_spec(printed)).values
+    )
 
 
 @pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda f: f.stem)
 def test_every_yaml_trains_the_same_as_one_file(yaml: Path, tmp_path: Path) -> None:
     path = tmp_path / "printed.yaml"
     path.write_text(read_spec(yaml, {"data_folder": "x"}).one_file)
-    printed, original = (describe(read_spec(f, {"data_folder": "x"})).values for f in (path, yaml))
+    printed, original = (
+        describe_spec(read_spec(f, {"data_folder": "x"})).values for f in (path, yaml)
+    )
     assert printed == original
 
 

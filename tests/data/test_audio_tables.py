@@ -219,7 +219,7 @@ def test_damaged_tar_is_refused(reason: str, tmp_path: Path) -> None:
 
 def test_tar_with_links_or_two_members_of_one_name_is_refused(tmp_path: Path) -> None:
     twice = write_tar(tmp_path / "twice.tar", ("a.wav", b"x"), ("a.wav", b"y"))
-    with pytest.raises(SbkitError, match="twice.tar has two members of the name a.wav"):
+    with pytest.raises(SbkitError, match="twice.tar has two members called a.wav"):
         read(twice)
     (tmp_path / "b.wav").symlink_to("/etc/passwd")
     with tarfile.open(tmp_path / "link.tar", "w") as tar:

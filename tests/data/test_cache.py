@@ -224,7 +224,7 @@ def test_archive_cannot_write_outside_its_folder(name: str, tmp_path: Path) -> N
         info = tarfile.TarInfo(name)
         info.size = 4
         tar.addfile(info, io.BytesIO(b"evil"))
-    with pytest.raises(SbkitError, match="is not unpacked, because it would write outside"):
+    with pytest.raises(SbkitError, match="is not unpacked, because its member .* outside"):
         unpack_corpus(tmp_path / "evil.tar")
     assert not [*tmp_path.rglob("outside.tsv")]
 

@@ -23,7 +23,7 @@ from sbkit.data.data_report import (
     write_data_page,
 )
 from sbkit.data.manifest import Clip, Excluded
-from sbkit.data.splits import Splits, within_limits
+from sbkit.data.splits import Splits, select_by_length
 from tests.data.test_splits import prepare
 from tests.runs import ROOT, make_workplace
 from tests.stores import Utterance, make_store
@@ -46,7 +46,7 @@ def make_splits(folder: Path) -> Splits:
     train = [("a", "One two", "ann", 1.0), ("b", "two", "bob", 2.5), ("c", HOSTILE, "ann", 2.5)]
     train += [("d", "é", "", 1.5), (f"long{HOSTILE}", "four", "ann", 9.0)]
     limits = {"min_seconds": 0.1, "max_seconds": 5.0, "sample_rate": 16_000}
-    inside, out_of_range = within_limits(prepared("train", train), **limits)
+    inside, out_of_range = select_by_length(prepared("train", train), **limits)
     test = prepared("test", [("x", "One two", "eve", 1.0), ("y", "new", "bob", 1.0)])
     excluded = [Excluded("bad", "unreadable audio", "it is empty", "train")]
     return Splits(inside, {}, {"test": test}, excluded, out_of_range)

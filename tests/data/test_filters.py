@@ -36,7 +36,7 @@ def test_where_keeps_rows_with_a_value(
     ("where", "words"),
     [
         ({"accent": "Welsh"}, "names the column accent, but dev has only .*accents"),
-        ({"accents": "welsh"}, r"is welsh, but .* There are Scottish \(1\), .*\(empty\) \(1\)"),
+        ({"accents": "welsh"}, r"is welsh, but .* It has Scottish \(1\), .*\(empty\) \(1\)"),
         ({"accents": []}, r"`where.accents` must .*, but is"),
         ({"accents": {"a": 1}}, r"`where.accents` must .*, but is"),
     ],

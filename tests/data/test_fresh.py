@@ -30,7 +30,7 @@ from sbkit.base import code_versions
 from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import SbkitError
 from sbkit.config.overrides import parse_overrides
-from sbkit.data import units
+from sbkit.data import work_units
 from sbkit.data.prepared import read_data_settings
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits
@@ -334,7 +334,7 @@ def observe(corpus: Corpus, folder: Path, cache: Path) -> str:
     with pytest.MonkeyPatch.context() as patches:
         patches.setenv("SBKIT_CACHE", str(cache))
         patches.syspath_prepend(folder)
-        patches.setattr(units, "usable_cores", lambda: 1)  # processes start slowly
+        patches.setattr(work_units, "usable_cores", lambda: 1)  # processes start slowly
         be_version(corpus.version_of, patches)
         try:
             overrides = parse_overrides(corpus.options(folder))

@@ -28,7 +28,7 @@ from sbkit.audio.io import read_audio
 from sbkit.base.errors import ASKED_TO_STOP, PARTLY_DONE, ConfigError, SbkitError, StoreError
 from sbkit.commands.cli import run as sbkit
 from sbkit.commands.prepare import choose_share
-from sbkit.data import prepared, shard, units
+from sbkit.data import prepared, shard, work_units
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import CORPUS_FILE
 from sbkit.data.filesystem import ByteRange, Storage
@@ -38,7 +38,7 @@ from sbkit.data.prepared import write as write_unit
 from sbkit.data.sampler import RankSampler, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, read_rows
 from sbkit.data.splits import sample_counts, shard_numbers
-from sbkit.data.units import Work
+from sbkit.data.work_units import WorkUnit
 from tests.calls import NOTE_READS, Reads, note_calls
 from tests.data.test_fresh import Corpus, Row, difference, forget, observe, tone
 from tests.data.test_fresh import write as write_files
@@ -148,7 +148,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
 @pytest.fixture(autouse=True)
 def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "UNIT_CLIPS", 8)
-    monkeypatch.setattr(units, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(work_units, "SHARD_BYTES", 20_000)
 
 
 @pytest.fixture
@@ -352,14 +352,14 @@ def flip_bit(row: dict[str, Any]) -> None:
 def test_units_are_plain_and_may_be_written_in_any_order_by_anyone(
     clips: list[Clip], tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = note_calls(monkeypatch, units, "stat_files", len)
+    looks = note_calls(monkeypatch, work_units, "stat_files", len)
     prepare_out(spec_of(clips, tmp_path / "one"))
     assert sorted(opened) == sorted(str(clip.path) for clip in clips)  # also those of two splits
     spec = spec_of(clips, tmp_path / "many")
     looks.clear()
     todo = json.loads(json.dumps(plan(spec)))
     assert not looks  # at audio files
-    assert sorted(finish(spec)) == sorted({Work.of(unit).name for unit in todo})
+    assert sorted(finish(spec)) == sorted({WorkUnit.of(unit).name for unit in todo})
     with ThreadPoolExecutor(4) as pool:
         assert sum(unit["clips"] for unit in pool.map(write_unit, todo[::-1] * 2)) == 2 * 24
     assert finish(spec) == []
@@ -376,7 +376,7 @@ def test_shares_write_all_units_once_and_finish_lists_the_others(
     clips: list[Clip], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = spec_of(clips, tmp_path / "out")
-    names = [Work.of(unit).name for unit in plan(spec)]
+    names = [WorkUnit.of(unit).name for unit in plan(spec)]
     array = {"ID": "7", "MIN": "5", "STEP": "2", "COUNT": "2"}  # the second of two tasks
     with patch.dict(os.environ, {f"SLURM_ARRAY_TASK_{name}": n for name, n in array.items()}):
         assert prepare_out(spec) == 0
@@ -412,9 +412,9 @@ def shards_of(spec: Spec) -> dict[str, tuple[bytes, int]]:
         ("--out o --report r", {}, "--out writes no report"),
         ("--out o --again", {}, "--again is for the cache"),
         ("--verify", {}, "has no shards of `sbkit prepare --out`"),
-        ("--out o --audio_store lazy", {}, "--out holds its audio. Set `audio_store: flac`"),
-        ("--out nope://corpus", {}, "fsspec cannot read the protocol of"),
-        ("--data_folder nope://corpus", {}, "fsspec cannot read the protocol of"),
+        ("--out o --audio_store lazy", {}, "--out stores its audio. Set `audio_store: flac`"),
+        ("--out nope://corpus", {}, "fsspec cannot open nope:"),
+        ("--data_folder nope://corpus", {}, "fsspec cannot open nope:"),
         ("--out o", {"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX is set"),
         ("", {"AWS_BATCH_JOB_ARRAY_INDEX": "2"}, "AWS_BATCH_JOB_ARRAY_INDEX is set"),
         ("--out s3://b/o", {"SLURM_PROCID": "1", "SLURM_NTASKS": "9"}, "SLURM_PROCID is set"),
@@ -459,7 +459,7 @@ def test_killed_process_loses_one_unit(
     monkeypatch.setattr(prepared, "UNIT_CLIPS", 2)
     spec = spec_of(clips, tmp_path / "out")
     todo = plan(spec)
-    slow = "import sbkit.data.units as u, time, sys, json\npublish = u.ShardWriter.publish\n"
+    slow = "import sbkit.data.work_units as u, time, sys, json\npublish = u.ShardWriter.publish\n"
     slow += "def wait(*words, **options):\n    publish(*words, **options)\n    time.sleep(0.3)\n"
     slow += "u.ShardWriter.publish = wait\nfor unit in json.loads(sys.argv[1]): u.write(unit)\n"
     process = Process(["-c", slow, json.dumps(todo)])
@@ -522,7 +522,7 @@ def change_text(file: Path) -> None:
 FAULTS: list[tuple[Callable[[Path], object], str, int]] = [
     (lambda f: first(f, "train-*.arrow").unlink(), "arrow is missing.*--verify", 1),
     (lambda f: cut(first(f, "train-*.arrow")), r"arrow has \d+ bytes instead.*--verify", 1),
-    (lambda f: spoil(first(f, "train-*.arrow")), "is damaged: the clip at byte.*--verify", 1),
+    (lambda f: spoil(first(f, "train-*.arrow")), "is damaged: .* clip at byte.*--verify", 1),
     (lambda f: first(f, "train-*.parquet").unlink(), "parquet is missing.*--out` writes", 0),
     (lambda f: (f / CORPUS_FILE).unlink(), "is half written: it has shards, but.*--finish", 0),
     (lambda f: cut(f / CORPUS_FILE), "corpus.json is damaged.*--finish", 0),

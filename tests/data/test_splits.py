@@ -207,7 +207,7 @@ def test_full_disk_is_refused_and_finished_shards_stay(
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
         prepare(clips)
-    for words in ("is full", "sbkit cache prune", "same command resumes"):
+    for words in ("is full", "sbkit cache prune", "same command to resume"):
         assert words in str(caught.value)
     assert not list((tmp_path / "cache").rglob("*.tmp"))
     tables = (pq.read_table(file.with_suffix(".parquet")) for file in shards_of(tmp_path))
@@ -265,8 +265,8 @@ def test_tokens_of_every_row_are_counted(tokenizer: Tokenizer) -> None:
     assert transcripts.characters.tolist() == [5, 1, 0, 6, 5]
     assert transcripts.tokens.tolist() == [5, 1, 0, 6, 5]
     assert transcripts.frames_needed.tolist() == [6, 1, 0, 8, 5]  # one more for each repeat
-    assert transcripts.unknown.tolist() == [False, False, False, False, True]
-    assert not transcripts.refused.any()
+    assert transcripts.has_unknown.tolist() == [False, False, False, False, True]
+    assert not transcripts.has_refused_id.any()
 
 
 def test_too_short_rows_are_those_that_ctc_loss_cannot_align(tokenizer: Tokenizer) -> None:

@@ -282,7 +282,7 @@ def test_manifests_of_speechbrain_are_read(tmp_path: Path) -> None:
             f"no {'$data_root' if '.csv' in name else '{data_root}'}",
         ]
     (tmp_path / "b.csv").write_text("path,text\na.wav,hi\n")
-    with pytest.raises(SbkitError, match=r"no path of .*b.csv begins with it"):
+    with pytest.raises(SbkitError, match=r"no path in .*b.csv begins with"):
         read(tmp_path / "b.csv", data_folder=str(tmp_path))
 
 

@@ -115,8 +115,8 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
         ({"a.jsonl": '{"text": "hi"}\n{"text": 7}\n'}, "the text of row 2 is '7', of the type int"),
         ({"a.txt": "call", "gone.txt": None}, "must be readable, but .*gone.txt is not"),
         ({"a.txt.gz": "call"}, "must be readable, but .*a.txt.gz is not .*Not a gzipped file"),
-        ({"text": "u1-a hi\nu1-b yo\nu2-a\n"}, "each line has an id, such as u1-a, which would"),
-        ({"1.txt": "1\tHi yo.\n2\tSo.\n3\tNo.\n"}, "Take them out: awk .* > sentences.txt"),
+        ({"text": "u1-a hi\nu1-b yo\nu2-a\n"}, "each line begins with an id, such as u1-a, which"),
+        ({"1.txt": "1\tHi yo.\n2\tSo.\n3\tNo.\n"}, "Remove the ids: awk .* > sentences.txt"),
         ({"a.txt": "Call!"}, r"no sentence to learn from \(1 sentence left out, because dev"),
     ],
 )

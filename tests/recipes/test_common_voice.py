@@ -12,7 +12,7 @@ from recipes.prepare import prepare_transcripts
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpus import USUAL_SPLITS, corpus_of
 from sbkit.data.manifest import Excluded
-from sbkit.data.splits import Splits, within_limits
+from sbkit.data.splits import Splits, select_by_length
 from tests.stores import Utterance, make_store, read_split
 
 SPLITS = ("train", "dev", "test")
@@ -169,7 +169,7 @@ def test_within_limits_excludes_by_length() -> None:
     seconds = [0.2, 0.3, 5.0, 15.0, 15.01]
     rows = (Utterance(f"{s}", "a", "A", "", round(16_000 * s), b"") for s in seconds)
     limits = {"min_seconds": 0.3, "max_seconds": 15.0}
-    inside, left_out = within_limits(make_store(rows), **limits, sample_rate=16_000)
+    inside, left_out = select_by_length(make_store(rows), **limits, sample_rate=16_000)
     assert inside["id"][:] == ["0.3", "5.0", "15.0"]
     assert left_out == [
         Excluded("0.2", "shorter than 0.3 s", "0.20 s", "train"),

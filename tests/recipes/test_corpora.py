@@ -112,7 +112,7 @@ def test_corpus_of_refuses_unknown_data(settings: dict[str, object], words: str)
 @pytest.mark.parametrize("name", ["CommonVoice", "LibriSpeech"])
 def test_corpus_of_a_folder_needs_data_folder(name: str) -> None:
     settings = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
-    with pytest.raises(SbkitError, match="`data_folder` names none"):
+    with pytest.raises(SbkitError, match="`data_folder` is not set"):
         corpus_of(settings).splits()
 
 

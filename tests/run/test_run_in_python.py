@@ -194,7 +194,7 @@ def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, resu
     use = RESULTS[result]
     with pytest.raises(SbkitError, match="lr: 0.002 before, 0.004 now"):
         use(Run(YAML, {**finished, "lr": 0.004}))
-    with pytest.raises(SbkitError, match="begun with another configuration.*d_model"):
+    with pytest.raises(SbkitError, match="started with another configuration.*d_model"):
         use(Run(YAML, {**finished, "d_model": 48}))
     with pytest.raises(
         SbkitError,
@@ -351,7 +351,7 @@ def test_corpus_may_be_rows_of_python(workplace: Workplace, tmp_path: Path) -> N
     [
         ([{"path": "a.wav"}], "`corpus` must map train, dev and test to rows, but is a list"),
         ({"train": []}, r"`corpus\['train'\]`: There are no rows"),
-        ({"train": "a.csv"}, r"`corpus\['train'\]`: Rows must be mappings.* but one is a"),
+        ({"train": "a.csv"}, r"`corpus\['train'\]`: Rows must be mappings.* but one row is a"),
         ({"train": [{"audio": [0.0] * 9}]}, "An array needs `sample_rate`"),
         ({"train": [{"path": "a.wav", "text": "a"}]}, "no files for dev. .*, or rows to `corpus`"),
     ],

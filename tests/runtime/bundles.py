@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.checksums import write_checksums
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK
-from sbkit.checkpoint.run_config import describe, write_description
+from sbkit.checkpoint.run_config import describe_spec, write_description
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.export import format_table
 from sbkit.export.export import export_run
@@ -53,7 +53,7 @@ def make_run(
     names = (*AsrBrain.parts, *AsrBrain.optional_parts)
     checkpointer.meta[PARTS] = [name for name in names if hparams.get(name) is not None]
     spec = read_spec(yaml, overrides)
-    write_description(folder, describe(spec, label_file=file.read_bytes()))
+    write_description(folder, describe_spec(spec, label_file=file.read_bytes()))
     (folder / "hyperparams.yaml").write_text(spec.one_file)
     checkpointer.save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder

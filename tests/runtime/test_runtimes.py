@@ -151,7 +151,7 @@ def test_load_in_thread_refuses_unsupported_options_of_onnx(exported: Path) -> N
     for name, value, says in (
         ("device", "mps", "must be auto, cpu, cuda or cuda:N"),
         ("precision", "bf16", "bf16 is not supported by the runtime onnx"),
-        ("compile", "default", "compiles nothing"),
+        ("compile", "default", "does not support `compile`"),
     ):
         with pytest.raises(SbkitError, match=says):
             runs_on(exported, **{name: value})

@@ -102,9 +102,9 @@ def test_commands_score_compare_and_transcribe(
     ("model", "options", "error"),
     [
         ("whisper", [], "Only `sbkit score` and `sbkit transcribe` run it, with --language TAG"),
-        ("whisper", ["--language=cy"], "is a Whisper without the language cy"),
+        ("whisper", ["--language=cy"], "does not support the language cy"),
         ("whisper", ["--language=xx"], "must be the tag of a known language"),
-        ("whisper.en", ["--language=es"], "is a Whisper of English only, not of es"),
+        ("whisper.en", ["--language=es"], "is an English-only Whisper; it cannot write es"),
         ("ctc", ["--language=en", "--runtime=onnx"], "The runtime onnx is not supported for"),
         ("ctc", ["--language=en", "--compile=default"], "`compile` is not supported for models"),
         ("ctc", ["--language=en", "--live"], "Streaming is not supported for models of trans"),
@@ -121,7 +121,7 @@ def test_unsupported_options_are_named(
 
 
 def test_language_of_a_bundle_is_its_own(plain_bundle: Path) -> None:
-    with pytest.raises(SbkitError, match="has a language of its own. Leave out `language`"):
+    with pytest.raises(SbkitError, match="stores its language. Leave out `language`"):
         load_bundle(plain_bundle, language="en")
 
 

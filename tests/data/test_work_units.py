@@ -11,10 +11,10 @@ import pytest
 
 from sbkit.audio.io import AudioSpan
 from sbkit.base.errors import DataError
-from sbkit.data import units
+from sbkit.data import work_units
 from sbkit.data.filesystem import Storage
 from sbkit.data.shard import read_shard_tables
-from sbkit.data.units import Unit, Work, list_shards, write_units
+from sbkit.data.work_units import Unit, WorkUnit, list_shards, write_units
 from tests.data.test_splits import make_clips
 from tests.processes import Process
 
@@ -22,7 +22,7 @@ from tests.processes import Process
 def units_of(spans: Sequence[AudioSpan], out: Path, store: str) -> list[Unit]:
     """Return units of three clips."""
     work = (spans[first : first + 3] for first in range(0, len(spans), 3))
-    return [Work("train", 16_000, store, clips).to_unit(str(out)) for clips in work]
+    return [WorkUnit("train", 16_000, store, clips).to_unit(str(out)) for clips in work]
 
 
 def read(out: Path) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
@@ -40,9 +40,9 @@ def test_processes_decode_what_one_decodes(
     first = spans[0].path  # lasts 0.1 s
     spans += [AudioSpan(first, start, start + 50_000) for start in (0, 50_000, 200_000)]
     spans += [AudioSpan(first, channel=3), AudioSpan(str(tmp_path / "missing.wav"))]
-    monkeypatch.setattr(units, "usable_cores", lambda: 2)
+    monkeypatch.setattr(work_units, "usable_cores", lambda: 2)
     for name, min_clips in (("one", 500), ("several", 2)):
-        monkeypatch.setattr(units, "MIN_CLIPS_FOR_PROCESSES", min_clips)
+        monkeypatch.setattr(work_units, "MIN_CLIPS_FOR_PROCESSES", min_clips)
         write_units(units_of(spans, tmp_path / name, store), "decoding")
     tables = read(tmp_path / "one")
     assert tables == read(tmp_path / "several")
@@ -55,11 +55,11 @@ def test_processes_decode_what_one_decodes(
 
 
 def test_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "usable_cores", lambda: 2)
-    monkeypatch.setattr(units, "MIN_CLIPS_FOR_PROCESSES", 2)
+    monkeypatch.setattr(work_units, "usable_cores", lambda: 2)
+    monkeypatch.setattr(work_units, "MIN_CLIPS_FOR_PROCESSES", 2)
     # By value: a function of this module would make the processes import torch.
     kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    monkeypatch.setattr(units, "write", kill)
+    monkeypatch.setattr(work_units, "write", kill)
     with pytest.raises(DataError, match="One of the 2 processes .* was killed, perhaps because"):
         write_units(units_of([AudioSpan("a.wav")] * 6, tmp_path, "pcm"), "decoding")
 
@@ -67,11 +67,11 @@ def test_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 DECODE_FOREVER = """
 import sys
 from sbkit.audio.io import AudioSpan
-from sbkit.data import units
-units.usable_cores = lambda: 2
+from sbkit.data import work_units
+work_units.usable_cores = lambda: 2
 clips = [AudioSpan(sys.argv[1])] * 1_000_000
-work = units.Work("train", 16_000, "pcm", clips)
-units.write_units([work.to_unit(f"{sys.argv[2]}/{name}") for name in "ab"], "decoding")
+work = work_units.WorkUnit("train", 16_000, "pcm", clips)
+work_units.write_units([work.to_unit(f"{sys.argv[2]}/{name}") for name in "ab"], "decoding")
 """
 
 

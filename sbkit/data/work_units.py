@@ -1,9 +1,9 @@
-"""Units: the shares of the work of preparing a corpus, each of which any process can do.
+"""Divide the work of preparing a corpus into units, which any process can write.
 
 manifests and tables -> units of plain values -> write(unit) -> shards
 
-A unit has the clips of some files, or a table with audio in it. Its name follows from all that its
-shards are made from, so a unit that is there is not written again.
+A unit has the clips of some files, or a table with audio. Its name follows from all inputs of its
+shards, so a unit that is already written is not written again.
 """
 
 import hashlib
@@ -34,33 +34,33 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.process import begin_work
 from sbkit.data.audio_tables import AudioTable
-from sbkit.data.clip_decoding import by_file
+from sbkit.data.clip_decoding import order_by_file
 from sbkit.data.filesystem import Storage, disk_errors, map_ahead
-from sbkit.data.manifest import SPAN_COLUMNS, STORED, Manifest, hash_texts
+from sbkit.data.manifest import SPAN_COLUMNS, STORED_COLUMN, Manifest, hash_texts
 from sbkit.data.shard import AUDIO, FileStamp, ShardWriter, span_key
 from sbkit.data.tables import TableOptions
 from sbkit.logs.progress import progress_bar
 
 NUM_DIGITS = 16  # of a digest in a name
-SHARD_BYTES = 10**9  # most audio of a shard, but for one long recording
-LAST_SHARD = "-last"  # ends the name of the last shard of a unit
-# Not recorded: at the next attempt the file may be there.
+SHARD_BYTES = 10**9  # the most audio in a shard, except for a single long recording
+LAST_SHARD_SUFFIX = "-last"  # ends the name of the last shard of a unit
+# Faults that are not recorded, because the file may be there at the next attempt
 TEMPORARY_REASONS = ("missing", "unreachable")
-UNREADABLE = "unreadable audio"  # a reason
+UNREADABLE_AUDIO = "unreadable audio"  # a reason to exclude a clip
 MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
 MAX_PREPARING_PROCESSES = 64  # each takes 0.1 GB
 FILES_SCHEMA = pa.schema(
     {"path": pa.large_binary(), "file_size": pa.int64(), "file_time": pa.int64()}
 )
-STAT_BLOCK, NUM_STAT_THREADS = 1000, 32  # threads wait for a disk, perhaps of another machine
+STAT_BLOCK, NUM_STAT_THREADS = 1000, 32  # threads wait for a disk, perhaps over a network
 KEY_SEPARATOR = b"\0"  # between a path and a position, which identify a clip
 
-Unit = dict[str, Any]  # of plain values: it may travel to another machine
+Unit = dict[str, Any]  # a `WorkUnit` and its target as plain values, for another machine
 RowBlocks = Mapping[str, Iterable[Manifest | AudioTable]]  # by split
 
 
-def digest_of(content: object) -> str:
-    """Return a digest of plain data for a name."""
+def short_digest(content: object) -> str:
+    """Return a digest of plain data, to be used in names."""
     text = json.dumps(content, default=str, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
 
@@ -69,8 +69,11 @@ def digest_of(content: object) -> str:
 
 
 @dataclass(frozen=True)
-class Work:
-    """The content of a unit: clips in files, or a table with audio in it."""
+class WorkUnit:
+    """The content of a unit: clips in files, or a table with audio.
+
+    Without either, it is a template, with the facts that all units of a corpus share.
+    """
 
     split: str
     sample_rate: int  # Hz
@@ -79,7 +82,7 @@ class Work:
     table: AudioTable | None = None
 
     @classmethod
-    def of(cls, unit: Unit) -> "Work":
+    def of(cls, unit: Unit) -> "WorkUnit":
         values = json.loads(unit["work"])
         values["clips"] = [AudioSpan(*clip) for clip in values["clips"]]
         if table := values["table"]:
@@ -91,7 +94,7 @@ class Work:
 
     @cached_property
     def stamps(self) -> Mapping[str, FileStamp]:
-        """The size and the time of each file, as they are now."""
+        """The present size and time of each file."""
         paths = [*dict.fromkeys(clip.path for clip in self.clips)]
         files = stat_files(pa.array(map(os.fsencode, paths), pa.large_binary()))
         stamps = map(FileStamp, files["file_size"].to_pylist(), files["file_time"].to_pylist())
@@ -100,36 +103,38 @@ class Work:
     @cached_property
     def name(self) -> str:
         """The start of the names of its shards."""
-        return f"{self.split}-{digest_of([asdict(self), self.stamps, versions_of_audio()])}"
+        return f"{self.split}-{short_digest([asdict(self), self.stamps, versions_of_audio()])}"
 
 
-def plan_units(row_blocks: RowBlocks, work: Work, out: str, unit_clips: int) -> Iterator[Unit]:
-    """Yield the units of all splits, whose clips are dealt by a hash of the path of their file.
+def plan_units(
+    row_blocks: RowBlocks, template: WorkUnit, out: str, unit_clips: int
+) -> Iterator[Unit]:
+    """Yield the units of all splits; clips are dealt to units by a hash of the path of their file.
 
-    So a new clip changes one unit. Audio files are not looked at.
+    So a new clip changes only one unit. Audio files are not read.
 
-    work: what all units have in common.
-    unit_clips: in a unit, at most, unless a file has more.
+    template: a work unit without content.
+    unit_clips: the most clips in a unit, unless a file has more.
     """
     seen = np.empty(0, np.int64)  # hashes: a clip in two splits is decoded once
     for split, items in row_blocks.items():
         blocks: list[Manifest] = []
         for item in items:
             if isinstance(item, AudioTable):
-                yield replace(work, split=split, table=item).to_unit(out)
-            elif STORED not in item.rows.column_names:
+                yield replace(template, split=split, table=item).to_unit(out)
+            elif STORED_COLUMN not in item.rows.column_names:
                 hashes = hash_texts(clip_keys(item))
                 blocks.append(item.filter(~np.isin(hashes, seen)))
                 seen = np.concatenate([seen, hashes])
         manifest = Manifest.join(blocks)
         num_units = 1 << ((len(manifest) - 1) // unit_clips).bit_length() if len(manifest) else 0
         paths = manifest.rows[AUDIO].to_pylist()
-        # The units of a moved corpus are the same: what all paths begin with does not count.
+        # The common beginning of all paths is ignored, so that a moved corpus has the same units.
         extremes = (min(paths), max(paths)) if paths else ()
         folders = [path.rpartition(b"/")[0] for path in extremes]
         is_local = all(folder.startswith(b"/") for folder in folders)
-        begin = len(os.path.commonpath(folders)) if folders and is_local else 0
-        names = (path[begin:].lstrip(b"/") for path in paths)
+        prefix_length = len(os.path.commonpath(folders)) if folders and is_local else 0
+        names = (path[prefix_length:].lstrip(b"/") for path in paths)
         hashes = np.fromiter(map(zlib.crc32, names), np.int64, len(paths))
         unit_of_row = hashes % max(1, num_units)
         order = np.argsort(unit_of_row, kind="stable")
@@ -137,16 +142,16 @@ def plan_units(row_blocks: RowBlocks, work: Work, out: str, unit_clips: int) -> 
         ends = np.flatnonzero(np.diff(unit_of_row[order], append=-1)) + 1
         for start, end in pairwise([0, *ends.tolist()]):
             spans = [*Manifest(manifest.rows.slice(start, end - start)).spans]
-            clips = [spans[index] for index in by_file(spans)]
-            yield replace(work, split=split, clips=clips).to_unit(out)
+            clips = [spans[index] for index in order_by_file(spans)]
+            yield replace(template, split=split, clips=clips).to_unit(out)
 
 
 # Writing
 
 
 def write(unit: Unit) -> Unit:
-    """Write the shards of a unit, unless they are there; return its name and number of clips."""
-    storage, work = Storage(unit["out"]), Work.of(unit)
+    """Write the shards of a unit unless they exist; return its name and number of clips."""
+    storage, work = Storage(unit["out"]), WorkUnit.of(unit)
     if not list_shards(storage, work.name).get(work.name):
         with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
             if storage.folder is not None:
@@ -156,7 +161,7 @@ def write(unit: Unit) -> Unit:
 
 
 def write_units(units: Sequence[Unit], title: str) -> None:
-    """Write units on all cores; ``title`` is shown meanwhile."""
+    """Write units on all cores; ``title`` names the progress bar."""
     num_clips = sum(unit["clips"] for unit in units)
     processes = min(usable_cores(), MAX_PREPARING_PROCESSES, len(units))
     is_small = num_clips < MIN_CLIPS_FOR_PROCESSES and all(unit["clips"] for unit in units)
@@ -165,8 +170,8 @@ def write_units(units: Sequence[Unit], title: str) -> None:
             for unit in units:
                 advance(write(unit)["clips"] or 1)
             return
-        # Not threads: PyAV holds Python's lock between packets, and two threads decode no faster
-        # than one. Not multiprocessing's pool: it would import the program's main module again.
+        # Threads would not help: PyAV holds Python's lock between packets, so two threads decode no
+        # faster than one. The pool of multiprocessing would import the main module again.
         from loky import get_reusable_executor
         from loky.process_executor import BrokenProcessPool
 
@@ -181,17 +186,17 @@ def write_units(units: Sequence[Unit], title: str) -> None:
             ) from error
 
 
-def _write_shards(storage: Storage, place: Path, work: Work) -> None:
+def _write_shards(storage: Storage, folder: Path, work: WorkUnit) -> None:
     additions = _additions(work)
     addition = next(additions, None)
     for number in count():
-        with closing(ShardWriter(place, work.sample_rate, work.store)) as writer:
+        with closing(ShardWriter(folder, work.sample_rate, work.store)) as writer:
             rows: list[pa.Table] = []
             while addition is not None and writer.audio_bytes < SHARD_BYTES:
                 rows += addition(writer)
                 addition = next(additions, None)
-            is_all = number == 0 and addition is None
-            if is_all and work.clips and not (writer.audio_bytes or writer.left_out):
+            is_whole_unit = number == 0 and addition is None
+            if is_whole_unit and work.clips and not (writer.audio_bytes or writer.left_out):
                 paths = [*dict.fromkeys(clip.path for clip in work.clips)]
                 raise DataError(
                     f"None of {plural(len(paths), 'file')} can be read, such as {paths[0]}, so "
@@ -203,7 +208,7 @@ def _write_shards(storage: Storage, place: Path, work: Work) -> None:
             return
 
 
-def _additions(work: Work) -> Iterator[Callable[[ShardWriter], list[pa.Table]]]:
+def _additions(work: WorkUnit) -> Iterator[Callable[[ShardWriter], list[pa.Table]]]:
     """Yield functions that add the clips of a file or a batch to a shard, and return their rows."""
     if work.table is not None:
         for manifest, contents in work.table.batches():
@@ -228,23 +233,25 @@ def _add_rows(manifest: Manifest, contents: Sequence[bytes], writer: ShardWriter
         if error is None:
             added.append(row)
         else:
-            writer.left_out.append([*no_file, manifest.ids[row], reason_of(error), str(error)])
+            writer.left_out.append(
+                [*no_file, manifest.ids[row], exclusion_reason(error), str(error)]
+            )
     writer.left_out += [[*no_file, row.id, row.reason, row.detail] for row in manifest.excluded]
     rows = manifest.take(added).rows
     names = [name for name in rows.column_names if name not in (AUDIO, *SPAN_COLUMNS)]
     return [rows.select(names)]
 
 
-def reason_of(error: AudioError) -> str:
+def exclusion_reason(error: AudioError) -> str:
     """Return the reason to exclude a clip whose audio cannot be read."""
-    return BEYOND_END if error.reason == BEYOND_END else UNREADABLE
+    return BEYOND_END if error.reason == BEYOND_END else UNREADABLE_AUDIO
 
 
-# What is there
+# Existing shards and files
 
 
 def list_shards(storage: Storage, prefix: str = "") -> dict[str, list[str]]:
-    """Return the names of the shards of each unit, sorted; [] for a unit that is not whole."""
+    """Return the names of the shards of each unit, sorted; [] for an incomplete unit."""
     shards: dict[str, list[str]] = {}
     for name in sorted(storage.find(prefix, ".parquet")):
         shard = name.removesuffix(".parquet")
@@ -256,12 +263,12 @@ def list_shards(storage: Storage, prefix: str = "") -> dict[str, list[str]]:
 
 
 def name_shard(unit: str, number: int, is_last: bool) -> str:
-    """Return the name of a shard of a unit; they are numbered from 0.
+    """Return the name of a shard of a unit; shards are numbered from 0.
 
     >>> name_shard("train-0123456789abcdef", 1, is_last=True)
     'train-0123456789abcdef-001-last'
     """
-    return f"{unit}-{number:03d}{LAST_SHARD if is_last else ''}"
+    return f"{unit}-{number:03d}{LAST_SHARD_SUFFIX if is_last else ''}"
 
 
 def unit_of(shard: str) -> str:
@@ -270,40 +277,40 @@ def unit_of(shard: str) -> str:
     >>> unit_of("train-0123456789abcdef-001-last")
     'train-0123456789abcdef'
     """
-    return shard.removesuffix(LAST_SHARD).rpartition("-")[0]
+    return shard.removesuffix(LAST_SHARD_SUFFIX).rpartition("-")[0]
 
 
 def stat_files(paths: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the files at distinct paths as they are now, with the columns of FILES_SCHEMA.
+    """Return the present size and time of files at distinct paths, as FILES_SCHEMA.
 
-    A file that cannot be reached has the size -1; what is at a URL is not looked at.
+    A file that cannot be reached has the size -1, a URL the size 0.
     """
     blocks = (paths[i : i + STAT_BLOCK].to_pylist() for i in range(0, len(paths), STAT_BLOCK))
     with ThreadPoolExecutor(NUM_STAT_THREADS) as pool:
-        stamps = [*chain.from_iterable(map_ahead(pool, _look_at_all, blocks))]
+        stamps = [*chain.from_iterable(map_ahead(pool, _stat_batch, blocks))]
     sizes, times = np.array(stamps, np.int64).reshape(-1, 2).T
     return pa.table([paths.cast(pa.large_binary()), sizes, times], schema=FILES_SCHEMA)
 
 
-def _look_at_all(names: Sequence[bytes]) -> list[tuple[int, int]]:
+def _stat_batch(names: Sequence[bytes]) -> list[tuple[int, int]]:
     try:
         # Threads of `os.stat` fight for Python's lock: 19 CPU seconds for a million, here 5.
         files = LocalFileSystem().get_file_info([name.decode() for name in names])
-    except (ValueError, OSError):  # a name that is no UTF-8, or looks like a URL
-        return [*map(_look, names)]
+    except (ValueError, OSError):  # a name is not UTF-8, or looks like a URL
+        return [*map(_stat_file, names)]
     return [(file.size, file.mtime_ns) if file.is_file else (-1, 0) for file in files]
 
 
-def _look(name: bytes) -> tuple[int, int]:
+def _stat_file(name: bytes) -> tuple[int, int]:
     try:
-        status = os.stat(name)  # noqa: PTH116 - of bytes
+        status = os.stat(name)  # noqa: PTH116 - Path does not take bytes
     except (OSError, ValueError):  # ValueError: a null character in the name
         return (0, 0) if b"://" in name else (-1, 0)
     return (status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else (-1, 0)
 
 
 def clip_keys(manifest: Manifest) -> pa.ChunkedArray:
-    """Return the key of each clip: the path of its file, and the position in it."""
+    """Return the key of each clip: the path of its file and its position there."""
     paths = manifest.rows[AUDIO].cast(pa.large_binary())
     if not manifest.has_spans:
         return paths
@@ -312,7 +319,7 @@ def clip_keys(manifest: Manifest) -> pa.ChunkedArray:
 
 
 def join_keys(paths: pa.ChunkedArray, positions: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the keys of clips at these paths, and at these positions in them, "" for all."""
+    """Join paths of files and positions in them to keys of clips; "" stands for a whole file."""
     separator = pa.scalar(KEY_SEPARATOR, pa.large_binary())
     joined = pc.binary_join_element_wise(paths, positions.cast(pa.large_binary()), separator)
     return pc.if_else(pc.equal(positions, ""), paths, joined)
