@@ -4,12 +4,10 @@ It is trained, resumed, tested, exported and run; sbkit does not know it.
 """
 
 import csv
-import os
 import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -108,8 +106,7 @@ def bundle(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def score(workplace: Workplace, bundle: Path, table: Path, out: Path, *imported: str) -> Any:
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        assert sbkit(["score", str(bundle), str(table), "--out", str(out), *imported]) == 0
+    assert workplace.sbkit("score", bundle, table, "--out", out, *imported) == 0
     return read_json(out / "summary.json")["test"]["test"]
 
 
