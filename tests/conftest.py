@@ -144,6 +144,13 @@ def _own_cache(shared_folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a test a cache of its own, empty."""
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Wait until no other worker holds the lock ``file``, and hold it."""

@@ -25,10 +25,13 @@ CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.imported"])
 
 
-def run_fresh(code: str, *words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run_fresh(
+    code: str, *words: object, cwd: Path = ROOT, **environment: object
+) -> subprocess.CompletedProcess[str]:
     """Run code in an interpreter that has imported nothing."""
     command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=variables)
 
 
 class Process:

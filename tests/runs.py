@@ -25,6 +25,7 @@ import train
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import load_hparams
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.batch import Batch
@@ -89,6 +90,11 @@ class Workplace:
     def train_here(self, output: Path, *options: str, **more: Any) -> int:
         """Train in this process, which saves the imports; return the exit code."""
         return train_here(["train.py", *self.arguments(output, *options, **more)], self.cache)
+
+    def sbkit(self, *words: object) -> int:
+        """Run a command of sbkit in this process, which saves the imports; return the exit code."""
+        with patch.dict(os.environ, {"SBKIT_CACHE": str(self.cache)}), one_thread():
+            return sbkit([*map(str, words)])
 
     def parameters_by_ranks(
         self, folder: Path, *options: str, **more: Any

@@ -4,14 +4,10 @@ It is trained, resumed, tested, exported and run; sbkit does not know it.
 """
 
 import csv
-import os
 import shutil
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,6 +18,7 @@ from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.run_config import read_description
 from sbkit.commands.cli import run as sbkit
 from sbkit.runtime.runtimes import load_bundle
+from tests.processes import run_fresh
 from tests.runs import Workplace, last_parameters, read_json, records_of, rows_of, stopped_after
 from tests.runtime.bundles import ROOT
 
@@ -109,8 +106,7 @@ def bundle(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def score(workplace: Workplace, bundle: Path, table: Path, out: Path, *imported: str) -> Any:
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        assert sbkit(["score", str(bundle), str(table), "--out", str(out), *imported]) == 0
+    assert workplace.sbkit("score", bundle, table, "--out", out, *imported) == 0
     return read_json(out / "summary.json")["test"]["test"]
 
 
@@ -176,12 +172,9 @@ def test_bundle_needs_no_recipes(bundle: Path, workplace: Workplace, tmp_path: P
     clips = sorted((workplace.release / "clips").iterdir())[:2]
     code = "import sys; sys.modules['recipes'] = None; from sbkit.commands.cli import run; run(%r)"
     words = ["run", *IMPORT, str(bundle), "identify", *map(str, clips)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code % words]
-    output = subprocess.run(
-        command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
-    ).stdout
-    answers = [line.split("\t") for line in output.splitlines()]
+    process = run_fresh(code % words, cwd=tmp_path, PYTHONPATH=ROOT)
+    assert process.returncode == 0, process.stderr
+    answers = [line.split("\t") for line in process.stdout.splitlines()]
     assert [answer[0] for answer in answers] == [*map(str, clips)]
     assert all(language in ("en", "fr") for _, language, _ in answers)
     assert all(0.5 <= float(probability) <= 1 for *_, probability in answers)

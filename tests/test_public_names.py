@@ -55,6 +55,20 @@ def test_public_functions_take_paths_as_strings(tmp_path: Path) -> None:
         compare_runs([run, run])
 
 
-def test_importing_packages_does_not_import_torch() -> None:
-    code = f"import sys, {', '.join(PACKAGES)}; sys.exit('torch' in sys.modules)"
-    assert run_fresh(code).returncode == 0
+HEAVY = "torch torchaudio speechbrain datasets matplotlib numpy"
+IMPORTS = {  # what is run, and the packages that it must not import
+    "import sbkit": HEAVY,
+    "import sbkit.commands.cli": HEAVY,
+    "import sbkit.config.hparams": HEAVY,
+    "import sbkit.tasks.asr.live": "torch",
+    "import tools.show": "torch datasets",
+    "from sbkit.data.corpus import corpora; corpora()": "torch lhotse",
+    f"import {', '.join(PACKAGES)}": "torch",
+}
+
+
+@pytest.mark.parametrize(("code", "packages"), IMPORTS.items())
+def test_import_prints_nothing_and_imports_nothing_heavy(code: str, packages: str) -> None:
+    heavy = {*packages.split()}
+    process = run_fresh(f"{code}\nimport sys\nprint({heavy} & {{*sys.modules}})")
+    assert (process.stdout, process.stderr) == ("set()\n", "")

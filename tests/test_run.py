@@ -306,14 +306,12 @@ def test_tune_writes_another_decoder_and_leaves_the_run(
     assert workplace.train_here(run, ONE_EPOCH, *joint) == 0
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (True, ["dev"])
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     before = contents_of(run)
-    command = ["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--no-attention-rescoring"]
+    command = ["tune", run, "--word-lm-order=2", "--beam-size=4", "--no-attention-rescoring"]
     with pytest.raises(SbkitError, match="is the model itself or the bundle of a run"):
-        sbkit([*command, "--out", str(run / "bundle")])
+        workplace.sbkit(*command, "--out", run / "bundle")
     capsys.readouterr()
-    with one_thread():
-        assert sbkit([*command, "--out", str(out)]) == 0
+    assert workplace.sbkit(*command, "--out", out) == 0
     output = capsys.readouterr().out
     rates = r"CER \S+ % \(\d+ / \d+ characters\), WER \S+ % \(\d+ / \d+ words\) \(dev\)"
     assert re.search(rf"^before \(beam\): {rates}\n(.*\n)*after \(beam\): {rates}$", output, re.M)
@@ -339,8 +337,7 @@ def test_tune_writes_another_decoder_and_leaves_the_run(
     file.symlink_to(moved)
     (talks := tmp_path / "talks.txt").write_text("it is a pleasure to be here\n")
     texts = ["--lm-text", f"[{talks}, {workplace.release / 'dev.tsv'}]"]
-    with one_thread():
-        assert sbkit([*command, *texts, "--out", str(out)]) == 0
+    assert workplace.sbkit(*command, *texts, "--out", out) == 0
     output = capsys.readouterr().out
     assert "lm_text: 4 sentences left out, because dev " in output
     assert "onnx is left out: a link may lead out of the bundle\n" in output
@@ -381,14 +378,6 @@ def test_tune_takes_a_bundle(
 
 
 # -- other models --------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@SPEECHBRAINS_MASKS
-def test_speechbrains_parts_train_and_are_tested(workplace: Workplace, tmp_path: Path) -> None:
-    yaml = "hparams/ctc_speechbrain.yaml"
-    assert workplace.train_here(tmp_path, ONE_EPOCH, "--cnn_channels=8", yaml=yaml) == 0
-    assert read_json(tmp_path / "summary.json")["provenance"]["weights"]
 
 
 @pytest.mark.slow

@@ -76,11 +76,6 @@ def test_runs_start_and_resume_on_an_invented_release(
     assert resumed == [False, False, False, True, True]
 
 
-def test_show_imports_nothing_heavy() -> None:
-    code = "import sys, tools.show; assert not {'torch', 'datasets'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
 def test_show_folder_names_output_folder_of_command() -> None:
     yaml = str(ROOT / "hparams/ctc.yaml")
     assert show.folder([yaml, "--seed=5"]) == "results/ctc/en/5"

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
@@ -43,6 +41,7 @@ from tests.audio.formats import (
     loudest_hertz,
 )
 from tests.calls import note_calls
+from tests.processes import run_fresh
 
 Signal = npt.NDArray[np.generic]
 SECONDS = 4
@@ -272,8 +271,7 @@ def test_damaged_files_print_nothing(tmp_path: Path) -> None:
         "import sys; from sbkit.audio.io import read_audio\ntry: read_audio(sys.argv[1])\nexcept "
     )
     code += "Exception as error: print(error)"
-    command = [sys.executable, "-c", code, str(tmp_path / "a.mp3")]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    process = run_fresh(code, tmp_path / "a.mp3")
     assert re.fullmatch(r".*a\.mp3 is damaged at .* s\.\n", process.stdout)
     assert process.stderr == ""
 

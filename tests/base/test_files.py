@@ -28,16 +28,7 @@ from sbkit.base.files import (
     temporary_path,
     to_json,
     write_bytes_atomically,
-    write_text_atomically,
 )
-
-
-def test_write_text_replaces_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
-    path = tmp_path / "語.txt"
-    for text in ("first, and longer\n", "grüß dich, 日本\n"):
-        write_text_atomically(path, text)
-        assert path.read_bytes() == text.encode()
-    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_failed_write_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Real steps measure what a run takes, and leave nothing."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,12 +18,11 @@ from sbkit.check import cost
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.check.cost import RealSteps, check_cost, check_recordings, measure_cost, real_steps
-from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch
 from sbkit.data.sampler import RankSampler
 from tests.calls import note_calls
 from tests.check.harness import checked_run
-from tests.runs import ROOT, Workplace, one_thread
+from tests.runs import ROOT, Workplace
 
 
 @pytest.fixture
@@ -141,17 +138,16 @@ def test_check_command_prints_the_cost_unless_another_machine_is_meant(
 ) -> None:
     yaml = ROOT / "hparams/ctc.yaml"
     arguments = workplace.arguments(tmp_path / "run", "--concat_prob=0.0", yaml=yaml)
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}), one_thread():
-        assert sbkit(["check", "--json", *arguments]) == 0
-        record = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert sbkit(["check", *arguments]) == 0
-        printed = capsys.readouterr().out
-        assert re.search(r"peak memory +[\d.,]+ MB of [\d.,]+ MB\n", printed)
-        assert re.search(r"seconds per epoch +about [\d.]+, from the measured step\n", printed)
-        assert re.search(r"hours of training +about [\d.]+\n", printed)
-        assert re.search(r"disk space for 13 checkpoints +[\d.]+ MB\n", printed)
-        assert sbkit(["check", "--target=cuda:2", *arguments]) == 0
-        assert capsys.readouterr().out == "Nothing found.\n"
+    assert workplace.sbkit("check", "--json", *arguments) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert workplace.sbkit("check", *arguments) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"peak memory +[\d.,]+ MB of [\d.,]+ MB\n", printed)
+    assert re.search(r"seconds per epoch +about [\d.]+, from the measured step\n", printed)
+    assert re.search(r"hours of training +about [\d.]+\n", printed)
+    assert re.search(r"disk space for 13 checkpoints +[\d.]+ MB\n", printed)
+    assert workplace.sbkit("check", "--target=cuda:2", *arguments) == 0
+    assert capsys.readouterr().out == "Nothing found.\n"
     assert record["findings"] == []
     unknown, missing = compare_fields(CHECK_FIELDS, [record])
     assert unknown == {"findings"} and all(name.startswith("findings.") for name in missing)

@@ -1,10 +1,8 @@
 """Ranges, keys that nothing reads, the target machine, and the run folder."""
 
-import os
 import re
 import shutil
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
@@ -12,7 +10,6 @@ from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import Finding
 from sbkit.check.settings import check_needs, check_run_folder
-from sbkit.commands.cli import run as sbkit
 from sbkit.config.overrides import parse_overrides
 from sbkit.distributed.device import device_counter_for, resolve_placement
 from sbkit.train.setup import declare_run
@@ -190,8 +187,7 @@ def test_config_prints_the_parts_as_a_tree(
 ) -> None:
     options = ("--freeze={CNN: always, Transformer.encoder.2: 9}", "--num_encoder_layers=4")
     arguments = workplace.arguments(tmp_path / "run", *options)
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        sbkit(["config", *arguments, "--parts"])
+    workplace.sbkit("config", *arguments, "--parts")
     table, outside = capsys.readouterr().out.split("outside of `model`")
     for facts in (
         r"CNN +ConvFrontEnd +[\d,]+ +no +float32, int64 +\S+$",

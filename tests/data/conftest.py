@@ -15,7 +15,5 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _always_own_cache(own_cache: Path) -> None:
     """Give each test a cache of its own: clips with the same content are decoded once."""
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"

@@ -44,15 +44,15 @@ from tests.shortage import largest_file
 from tests.stores import Utterance, make_store
 
 
-def make_clips(folder: Path, count: int, rate: int = 16_000) -> list[Clip]:
+def make_clips(folder: Path, count: int) -> list[Clip]:
     """Write clips of 0.1, 0.2, 0.3, 0.1 ... seconds of noise."""
     folder.mkdir(exist_ok=True)
     clips = []
     for n in range(count):
         file = folder / f"clip{n}.flac"
         if not file.exists():
-            noise = 0.1 * np.random.default_rng(n).standard_normal(rate * (n % 3 + 1) // 10)
-            soundfile.write(file, noise, rate)
+            noise = 0.1 * np.random.default_rng(n).standard_normal(1600 * (n % 3 + 1))
+            soundfile.write(file, noise, 16_000)
         clips.append(Clip(f"clip{n}", file, f"Clip {n}!", {"speaker": "ann", "age": str(n)}))
     return clips
 
@@ -85,13 +85,13 @@ def prepare(clips: list[Clip], *excluded: Excluded, **options: Any) -> PreparedS
     return prepare_manifest(Manifest.of([*clips, *excluded]), **options)
 
 
-def assert_holds(split: PreparedSplit, clips: list[Clip], sample_rate: int = 16_000) -> None:
+def assert_holds(split: PreparedSplit, clips: list[Clip]) -> None:
     rows = list(read_rows(split.dataset, range(len(split.dataset))))
     names = {*split.dataset.column_names} - {"speaker", "age", "duration_ms"}  # of the corpus
     assert names <= {*RESERVED_COLUMNS}
     assert len(rows) == len(clips)
     for row, clip in zip(rows, clips, strict=True):
-        audio = read_audio(clip.path, sample_rate)
+        audio = read_audio(clip.path, 16_000)
         assert (row["id"], row["sentence"], row["samples"]) == (clip.id, clip.sentence, len(audio))
         assert row["text"] == clip.sentence.lower()
         assert np.array_equal(row["audio"], audio)

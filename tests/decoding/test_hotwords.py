@@ -22,9 +22,9 @@ def by_length(phrases: Sequence[str], reward: float) -> dict[str, float]:
     return {phrase: reward * min(1.0, len(phrase) / 4) for phrase in phrases}
 
 
-def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[float]:
+def credits(phrases: Sequence[str], text: str) -> list[float]:
     """Return the sum of rewards and credit after each character, and after the end."""
-    scorer = HotwordScorer(rewards=by_length(phrases, reward), tokenizer=SPELLING)
+    scorer = HotwordScorer(rewards=by_length(phrases, 10.0), tokenizer=SPELLING)
     letters = [IDS[letter] for letter in text.replace(" ", "▁")]
     return [*itertools.accumulate(steps_of(scorer, letters))]
 

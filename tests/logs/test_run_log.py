@@ -1,7 +1,6 @@
 """The log of a run survives kills and resumes."""
 
 import json
-import logging
 import math
 from importlib import import_module
 from pathlib import Path
@@ -16,8 +15,6 @@ from sbkit.logs import curves
 from sbkit.logs import run_log as run_log_module
 from sbkit.logs.run_log import EpochFigures, RunLog, SplitFigures, StepFigures, read_log
 from tests.shortage import largest_file
-
-logger = logging.getLogger(__name__)
 
 
 def step_figures(step: int, *, loss: float = 2.0, **figures: float) -> StepFigures:

@@ -118,13 +118,13 @@ def build_packages(folder: Path) -> None:
 
 
 @pytest.mark.skipif(which("dpkg-deb") is None, reason="builds real packages")
+@pytest.mark.usefixtures("own_cache")
 def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_packages(tmp_path)
     script = (
         f'echo "$@" >> {tmp_path}/calls\ncase "$*" in *download*) cp {tmp_path}/*.deb . ;; esac'
     )
     install_apt(tmp_path, monkeypatch, script=script)
-    monkeypatch.setenv("SBKIT_CACHE", f"{tmp_path}/cache")
     for _ in range(2):
         release = prepare_prompts(language="en")
         # Named after the first package, although the other one comes first in the alphabet.
@@ -135,17 +135,18 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert download.endswith("download asterisk-core-sounds-en asterisk-core-sounds-en-g722")
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was "LibsndfileError: System error." with a traceback."""
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     root = make_packages(tmp_path / "root")
     monkeypatch.setattr("recipes.debian.release.fetch_packages", lambda *_: ("1", root))
     with largest_file(200), pytest.raises(SbkitError, match=f"The disk of {tmp_path}.* is full"):
         prepare_prompts(language="en")
 
 
-def test_failed_download_quotes_apt_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+def test_failed_download_quotes_apt_get(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = (
         "case $* in *update*) echo 'W: Failed to fetch http://x  No route' >&2 ;;"
         " *) echo 'E: Unable to locate package' >&2; exit 100 ;; esac"
@@ -154,7 +155,7 @@ def test_failed_download_quotes_apt_get(tmp_path: Path, monkeypatch: pytest.Monk
     words = r"apt-get failed \(W: Failed to fetch http://x  No route\)"
     with pytest.raises(SbkitError, match=f"{words}.*as `data_folder"):
         prepare_prompts(language="en")
-    assert not (tmp_path / "cache").exists()
+    assert not own_cache.exists()
 
 
 def test_spell_digits() -> None:

@@ -15,6 +15,7 @@ from sbkit.data.manifest import Excluded
 from sbkit.data.splits import Splits, select_by_length
 from tests.stores import Utterance, make_store, read_split
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 SPLITS = ("train", "dev", "test")
 VOTES = "up_votes\tdown_votes\tage\tgender"
 HEADERS = {  # of train.tsv, by the version that brought them; between them, only columns came
@@ -40,11 +41,6 @@ def make_release(folder: Path, version: str = "folder") -> Path:
             rows.append("\t".join(values.get(name, "") for name in HEADERS[version].split("\t")))
         write_tsv(folder, split, rows)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
 
 
 def prepare(release: Path, **settings: object) -> Splits:

@@ -136,9 +136,8 @@ def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Pa
 
 
 @pytest.fixture
-def scripted(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def scripted(releases: Path, tmp_path: Path, own_cache: Path) -> Path:
     """Copy the release of Scripted Speech, to change it, and use an empty cache."""
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     return shutil.copytree(releases / SCRIPTED, tmp_path / SCRIPTED)
 
 

@@ -94,10 +94,8 @@ def test_tts_yaml_is_trained_and_reports_examples_and_misaligned_clips(trained: 
         assert f"{number} {name}: <audio" in page and b64encode(mp3.read_bytes()).decode() in page
 
 
-def test_columns_of_a_table_are_not_taken_for_computed_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("own_cache")
+def test_columns_of_a_table_are_not_taken_for_computed_ones(tmp_path: Path) -> None:
     tone = 0.3 * np.sin(2 * np.pi * 200 * np.arange(RATE) / RATE)
     soundfile.write(tmp_path / "a.wav", tone, RATE)
     (tmp_path / "t.csv").write_text("path,sentence,pitch,symbols\na.wav,Hello.,183.2,5\n")

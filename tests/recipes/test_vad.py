@@ -230,11 +230,11 @@ def prepare_labels(folder: Path, **tables: list[str | None]) -> dict[str, list[s
     return {name: [*split["speech"]] for name, split in splits.named().items()}
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_spans_are_within_their_clips_and_clips_without_the_column_have_their_levels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """All others were silence, and the best detector found nothing."""
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     for label in (
         *("200-1000", "3200-31999", "0.1-2.6", "-0.2-1.5", "0.1-0.5 1.5-0.9", "[[0.2, 1.5]]"),
         *("0,2-1,5", "0.1-0.2,0.3-0.4", "0.2", "nan-1", "1-inf"),

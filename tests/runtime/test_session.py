@@ -31,7 +31,6 @@ from sbkit.tasks.asr.session import (
     forward_batch,
 )
 from sbkit.tasks.vad.predict import SpeechRules, VoiceDetector
-from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import (
@@ -240,11 +239,6 @@ def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
     for score in (0, -2000):  # as of a long clip
         shares = agreement(best, beam, (np.log([4, 2, 1, 1]) + score).tolist())
         assert shares.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
-
-
-def test_listening_imports_no_torch() -> None:
-    code = "import sys, sbkit.tasks.asr.live; assert 'torch' not in sys.modules"
-    assert run_fresh(code).returncode == 0
 
 
 def test_recognizer_refuses_what_takes_whole_clips(plain_bundle: Path, tmp_path: Path) -> None:

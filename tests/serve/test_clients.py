@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -24,6 +23,7 @@ from sbkit.serve.api import OPENAI_MODELS
 from sbkit.serve.app import TRANSCRIPTION_ROUTE
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
+from tests.processes import run_fresh
 from tests.runtime.tones import RATE, UnsureModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
 from tests.serve.server import RunningServer, running_server, silence, wait_for, wav
@@ -143,9 +143,8 @@ def test_commands_and_scripts_of_pages_work(
     resampled = soxr.resample(speak(server.tokenizer, TEXT) / np.float32(32768), 2, 3)
     soundfile.write("talk-24k.wav", resampled, 24_000)
     python = "".join(scripts).replace("my-model", "tones").replace("my-voice", "anna")
-    words = [sys.executable, "-c", python.replace("Hello there", TEXT)]
-    answer = subprocess.run(words, capture_output=True, check=True)
-    assert answer.stdout.decode() == f"{TEXT}\n{TEXT}\n"
+    process = run_fresh(python.replace("Hello there", TEXT), cwd=tmp_path)
+    assert process.stdout == f"{TEXT}\n{TEXT}\n", process.stderr
     assert create(server, Path("hello.wav").read_bytes()).text == TEXT
 
 

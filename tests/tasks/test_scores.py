@@ -11,7 +11,6 @@ import pytest
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.task import Task
-from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.pool import RecognizedClip
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.logs.metric import describe_values
@@ -109,18 +108,15 @@ def test_score_repeats_the_test_of_a_run(
     workplace: Workplace,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a table, a detector hears the clips as they are, but in a run's test in noise."""
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     run, table = task_bundles.parent / f"run_of_{name}", workplace.release / "test.tsv"
-    scores = {"run": [str(run)], "table": [str(task_bundles / name), str(table)]}
-    for out, words in scores.items():
-        assert sbkit(["score", *words, "--out", str(tmp_path / out)]) == 0
+    for out, words in {"run": [run], "table": [task_bundles / name, table]}.items():
+        assert workplace.sbkit("score", *words, "--out", tmp_path / out) == 0
     tests = [read_json(folder / "summary.json")["test"] for folder in (run, tmp_path / "run")]
     assert tests[0] == tests[1]
     capsys.readouterr()
-    assert sbkit(["compare", str(run), str(tmp_path / "run")]) == 0
+    assert workplace.sbkit("compare", run, tmp_path / "run") == 0
     title, header, first, second = capsys.readouterr().out.splitlines()[:4]
     metric = next(iter(tests[0]["test"]))
     assert title == "test: 4 utterances" and header.split()[0] == metric
@@ -129,4 +125,4 @@ def test_score_repeats_the_test_of_a_run(
     assert (of_table == tests[0]) is (name != "vad")
     if name == "vad":
         with pytest.raises(SbkitError, match="tested on other data .*'silence_frames': "):
-            sbkit(["compare", str(run), str(tmp_path / "table")])
+            workplace.sbkit("compare", run, tmp_path / "table")

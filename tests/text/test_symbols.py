@@ -1,14 +1,12 @@
 """Phonemes come from the voice of espeak-ng that speaks the language."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sbkit.tasks.tts.symbols import ESPEAK, read_texts
-from tests.runs import ROOT
+from tests.processes import run_fresh
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +29,6 @@ def test_voice_reads_text_in_locale_without_utf8() -> None:
     code = (
         "from sbkit.tasks.tts.symbols import *; print(read_texts(['ol\\u00e1'], 'pt', 'phonemes'))"
     )
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    variables = {**os.environ, **locale, "PYTHONIOENCODING": "utf-8"}
-    output = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=variables)
-    assert "olá" in output.decode()
+    locale = {"LC_ALL": "C", "PYTHONUTF8": 0, "PYTHONCOERCECLOCALE": 0}
+    process = run_fresh(code, PYTHONIOENCODING="utf-8", **locale)
+    assert "olá" in process.stdout, process.stderr

@@ -1,12 +1,10 @@
 """A recognizer on a pretrained encoder: trained, stopped, resumed, checked, exported."""
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from sbkit.models.pretrained.folder import DEFAULTS
 from sbkit.train.initialize import read_named_weights
 from sbkit.train.setup import declare_run
 from tests.models.pretrained.folders import FRAMES, change_json, make_folder
-from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after, train_here
+from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after
 
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
 SMALL = (
@@ -34,9 +32,9 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("hub") / "tiny", **FRAMES)
 
 
-def command(workplace: Workplace, pretrained: Path, run: Path, *options: str) -> list[str]:
-    options = (f"--pretrained={pretrained}", *options)
-    return ["train.py", *workplace.arguments(run, *options, yaml=str(YAML), tiny=SMALL)]
+def run_of(pretrained: Path) -> dict[str, Any]:
+    """Return what a workplace needs to train a recognizer on an encoder."""
+    return {"yaml": YAML, "tiny": (*SMALL, f"--pretrained={pretrained}")}
 
 
 @pytest.mark.slow
@@ -54,13 +52,13 @@ def test_run_stopped_where_freezing_ends_resumes_without_base_model(
 ) -> None:
     folder = make_folder(tmp_path / "tiny", model_type, **config)
     more = ("--number_of_epochs=2", "--average_checkpoints=1")
-    whole, run = (command(workplace, folder, tmp_path / name, *more) for name in ("whole", "run"))
-    assert train_here(whole, workplace.cache) == 0
+    assert workplace.train_here(tmp_path / "whole", *more, **run_of(folder)) == 0
     with stopped_after(5):
-        train_here(run, workplace.cache)
+        workplace.train_here(tmp_path / "run", *more, **run_of(folder))
     assert list((tmp_path / "run/checkpoints").iterdir())
     shutil.rmtree(folder)
-    assert train_here([*run, "--check=True"], workplace.cache) == 0
+    more = (*more, "--check=True")
+    assert workplace.train_here(tmp_path / "run", *more, **run_of(folder)) == 0
     expected = last_parameters(tmp_path / "whole")
     for name, value in last_parameters(tmp_path / "run").items():
         assert torch.equal(value, expected[name]), name
@@ -70,12 +68,11 @@ def test_run_stopped_where_freezing_ends_resumes_without_base_model(
 def test_check_reports_masks_and_writes_no_files(
     workplace: Workplace, pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = command(workplace, pretrained, tmp_path / "run")[1:]
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        assert sbkit(["check", *words]) == 0
-        assert not (tmp_path / "run").exists()
-        assert "[masks]" not in capsys.readouterr().out
-        sbkit(["check", *words, "--mask_time_length=75", "--mask_channel_length=25"])
+    words = workplace.arguments(tmp_path / "run", **run_of(pretrained))
+    assert workplace.sbkit("check", *words) == 0
+    assert not (tmp_path / "run").exists()
+    assert "[masks]" not in capsys.readouterr().out
+    workplace.sbkit("check", *words, "--mask_time_length=75", "--mask_channel_length=25")
     output = capsys.readouterr().out
     assert re.search(r"note: Utterances are shorter than the 75 frames of a .* in train", output)
     assert "note: A mask of 25 channels is wider than the encoder (24)" in output
@@ -87,9 +84,8 @@ def test_check_finds_utterances_without_positions(
 ) -> None:
     """Of 1.5 s, slowed down to 1.67 s."""
     folder = make_folder(tmp_path / "tiny", "whisper", max_source_positions=80)
-    words = command(workplace, folder, tmp_path / "run")[1:]
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        assert sbkit(["check", *words]) != 0
+    words = workplace.arguments(tmp_path / "run", **run_of(folder))
+    assert workplace.sbkit("check", *words) != 0
     output = capsys.readouterr().out
     assert re.search(r"error: Utterances.* longer than the 1\.6 s that .* in train", output)
     assert "`max_seconds: 1.44`" in output

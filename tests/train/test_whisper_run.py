@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.commands.cli import run as sbkit
 from sbkit.export.parity import respell
 from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.train.setup import load_initial_weights
 from tests.models.pretrained.recognizers import make_whisper
-from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after, train_here
+from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after
 
 YAML = ROOT / "hparams/whisper.yaml"
 SMALL = (
@@ -32,15 +31,12 @@ def test_run_resumes_without_the_folder_and_its_bundle_transcribes(
     folder = tmp_path / "whisper"
     make_whisper(folder, seconds=30, max_tokens=120)
     options = {"yaml": str(YAML), "tiny": (*SMALL, f"--pretrained={folder}")}
-    words = workplace.arguments(tmp_path / "whole", **options)
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        assert sbkit(["check", *words]) == 0
-    assert train_here(["train.py", *words], workplace.cache) == 0
-    command = ["train.py", *workplace.arguments(tmp_path / "run", **options)]
+    assert workplace.sbkit("check", *workplace.arguments(tmp_path / "whole", **options)) == 0
+    assert workplace.train_here(tmp_path / "whole", **options) == 0
     with stopped_after(5):
-        train_here(command, workplace.cache)
+        workplace.train_here(tmp_path / "run", **options)
     shutil.rmtree(folder)
-    assert train_here(command, workplace.cache) == 0
+    assert workplace.train_here(tmp_path / "run", **options) == 0
     expected = last_parameters(tmp_path / "whole")
     for name, value in last_parameters(tmp_path / "run").items():
         assert torch.equal(value, expected[name]), name
