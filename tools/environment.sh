@@ -95,7 +95,7 @@ environment() {
     venv=.venv${versions:+-$versions}
     usable || create
     if [ ! -e "$(stamp "$extras")" ]; then
-        printf 'installing sbkit%s: the first time takes some minutes and 5 GB\n' "$extras"
+        printf 'installing sbkit%s: the first time takes some minutes and up to 7 GB\n' "$extras"
         if [ -n "$versions" ]; then
             resolve "$1" "$versions"
             constraints=$venv/versions.txt

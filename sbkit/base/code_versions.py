@@ -26,7 +26,7 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "token_counts": CodeVersion(1, "7238cf6c84fd963c"),
     "symbols": CodeVersion(2, "6f7ddd5932cb392a"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
-    "speech": CodeVersion(1, "eef73bc3b331e39e"),
+    "speech": CodeVersion(1, "8e787434ad6cf164"),
     "data_report": CodeVersion(2, "e85637295625a37c"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that

@@ -123,7 +123,7 @@ def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator
 
 
 class _Unbuffered(io.RawIOBase):
-    """A pipe whose reads return what has arrived: those of a buffer wait until it is full."""
+    """A pipe whose reads return what has arrived; a buffered read waits for a full buffer."""
 
     def __init__(self, content: BufferedReader) -> None:
         self.read = content.read1  # type: ignore[method-assign]

@@ -33,8 +33,8 @@ from sbkit.text.vocabulary import Vocabulary
 class AsrModel(AcousticModel):
     """Call the parts of a recognizer in order.
 
-    The decoder's tokens are those of CTC, unless its part has a ``generation``, as
-    `PretrainedTransformer` has.
+    The decoder and CTC have the same tokens, unless the decoder's part has a ``generation``, such
+    as `PretrainedTransformer`.
 
     Parts may be sbkit's, SpeechBrain's or the user's. The encoder is either ``encoder``, or
     ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` the model does CTC only;
@@ -153,7 +153,7 @@ class AsrModel(AcousticModel):
     def score_texts(self, states: Tensor, texts: Int64s) -> Float64s:
         """Score hypotheses of one utterance with the decoder: (U, D), (N, L) -> (N,).
 
-        texts: the decoder's tokens, filled up with ``end_token``, of which there is one at least.
+        texts: the decoder's tokens, filled up with ``end_token``; each text has at least one.
         Returns ln p(tokens, end | states) of each.
         """
         if self.generation is not None:
@@ -293,7 +293,7 @@ def require_frame_length(front_end: nn.Module | None, encoder: nn.Module | None)
     frame_ms = SHIFT_MS * front_end.subsampling.stride
     if encoder.streaming is not None and encoder.frame_ms != frame_ms:
         raise ConfigError(
-            f"`Transformer` counts `streaming` in frames of {encoder.frame_ms} ms, but those of "
-            f"`CNN` have {frame_ms} ms. Add `subsampling: !ref <subsampling>` to both.",
+            f"`Transformer` counts `streaming` in frames of {encoder.frame_ms} ms, but a frame "
+            f"of `CNN` has {frame_ms} ms. Add `subsampling: !ref <subsampling>` to both.",
             keys=("Transformer",),
         )

@@ -70,7 +70,7 @@ class OverlapJoiner:
     frames_to_skip: int = 0  # of the next segment, which belong to the previous one
 
     def decoder_inputs(self, segments: Sequence[Segment]) -> list[DecoderInput]:
-        """Return the decoder's input of each segment, which follow those of the last call.
+        """Return the decoder's input of each segment; the segments follow those of the last call.
 
         It lacks the frames that the previous segment or the next one provides.
         """
@@ -341,8 +341,8 @@ class Transcriber(ReopenedWhenUnpickled):
         by_index: dict[int, RecognizedClip] = {}
         for indices in self._shapes.batches([*map(len, clips)]):
             batch = replace(request, clips=[clips[index] for index in indices])
-            for index, heard in zip(indices, task.predict(bundle, batch), strict=True):
-                by_index[index] = heard.later(self._seconds(segments[index].start))
+            for index, recognized in zip(indices, task.predict(bundle, batch), strict=True):
+                by_index[index] = recognized.later(self._seconds(segments[index].start))
         return [by_index[index] for index in range(len(segments))]
 
     def _join(

@@ -28,7 +28,7 @@ INPUT_BLOCK_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
 @contextmanager
 def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[dict[Path, Path]]:
-    """List the files that arguments name, in their order; those of a folder or pattern are sorted.
+    """List the files that arguments name, in their order; folders and patterns are sorted.
 
     With each file, its path below the given folder or pattern is listed; else only its name.
     `find_audio_files` searches folders and patterns. Standard input is first written to a temporary

@@ -316,8 +316,8 @@ class Session:
             if rule == "longest" or self._rules.ends_turns:
                 self._turn_start = self.utterance.first_frame
             if len(behind):
-                rest = np.concatenate([behind, log_probs[decoded_frames:]])
-                return events + self._decode_chunk(rest)
+                undecoded = np.concatenate([behind, log_probs[decoded_frames:]])
+                return events + self._decode_chunk(undecoded)
         if decoded_frames < len(log_probs):
             self._decode(log_probs[decoded_frames:])
             events += self._emit_partial()

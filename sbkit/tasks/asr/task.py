@@ -105,7 +105,7 @@ class AsrTask(Task):
                 utterance,
                 reference=normalizer.normalize(to_reference(row["sentence"])),
                 hypothesis=normalizer.normalize(TAG_TOKEN.sub("", prediction.text)),
-                words=(),  # their times are those of the other text
+                words=(),  # the times belong to the words of the other text
                 normalizer=str(normalizer),
             )
             utterance = replace(utterance, normalized=normalized)

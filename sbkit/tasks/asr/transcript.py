@@ -42,10 +42,10 @@ class Transcript:
 def merge_channels(transcripts: Sequence[Transcript]) -> Transcript | DataError:
     """Merge the transcripts of a file's channels; the text has a line for each turn.
 
-    An error if the words have no times, by which they are merged.
+    Returns an error if the words have no times, because they are merged by their times.
     """
     if any(transcript.text and not transcript.words for transcript in transcripts):
-        return DataError("This model does not time words, by which channels are merged.")
+        return DataError("Channels are merged by the times of words, and this model has none.")
     words = [
         replace(word, channel=number)
         for number, transcript in enumerate(transcripts, start=1)
@@ -70,16 +70,16 @@ def _is_between(before: Word, word: Word, after: Word) -> bool:
 def turns(words: Sequence[Word]) -> list[list[Word]]:
     """Cut words, sorted by their starts, into the turns of their speakers, by the turns' starts.
 
-    A turn ends in a pause in which another speaker says a word, so that one who only speaks over a
-    word interrupts nobody.
+    A turn ends in a pause in which another speaker says a word: whoever only speaks over a word
+    interrupts nobody.
     """
     result: list[list[Word]] = []
     open_turns: dict[int | None, list[Word]] = {}
     last_index: dict[int | None, int] = {}
     for index, word in enumerate(words):
         turn = open_turns.get(word.channel)
-        others = words[last_index.get(word.channel, 0) + 1 : index]
-        if turn is None or any(_is_between(turn[-1], other, word) for other in others):
+        words_between = words[last_index.get(word.channel, 0) + 1 : index]
+        if turn is None or any(_is_between(turn[-1], other, word) for other in words_between):
             turn = open_turns[word.channel] = []
             result.append(turn)
         turn.append(word)

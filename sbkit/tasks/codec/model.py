@@ -67,7 +67,7 @@ class FiniteScalarQuantizer(nn.Module):
 
 
 class CodedBatch(NamedTuple):
-    """Audio and what is decoded from its codes; both are zero past the lengths."""
+    """Audio, and audio decoded from its codes; both are zero past the lengths."""
 
     audio: Tensor  # (B, S) between -1 and 1
     lengths: Tensor  # (B,)

@@ -115,8 +115,8 @@ class CodecTask(Task):
     def measure(self, results: Sequence[CodedUtterance]) -> Mapping[str, float]:
         """Return the mel distance per frame; usage, perplexity and entropy of the codes.
 
-        Usage is the share of a codebook's codes that occur. Entropy (in bits) and perplexity are
-        those of the frequencies of the codes. Each of the three is returned for each codebook, such
+        Usage is the share of a codebook's codes that occur. Entropy (in bits) and perplexity
+        describe how evenly the codes occur. Each of the three is returned for each codebook, such
         as `usage_0`, and as the mean over the codebooks.
         """
         num_frames = [len(result.codes) for result in results]
@@ -135,8 +135,8 @@ class CodecTask(Task):
 
     def describe(self, figures: Figures) -> str:
         """Write the mel distance, and the means over all codebooks."""
-        shown = {name: figures[name] for name in SHOWN_METRICS}
-        return ", ".join(describe_values(self.metrics, shown))
+        means = {name: figures[name] for name in SHOWN_METRICS}
+        return ", ".join(describe_values(self.metrics, means))
 
     def report(
         self,

@@ -118,7 +118,7 @@ def find_misaligned(
 def expand(states: Tensor, index: Tensor) -> Tensor:
     """Return the state of each frame's symbol: (B, L, D), (B, U) -> (B, U, D).
 
-    The index of padding is `PADDING`; its states are those of the first symbol.
+    The index of padding is `PADDING`; it gets the states of the first symbol.
     """
     return states.gather(1, index.clamp(min=0).unsqueeze(2).expand(-1, -1, states.shape[2]))
 

@@ -29,8 +29,8 @@ MIN_FRAMES = 2  # a graph may treat one frame as a special case
 SYMBOLS_PER_SECOND = 13  # in the English default corpus, with punctuation and spaces
 PAUSE_SECONDS = 0.25  # between two sentences
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
-# In one thread, batches of 50 s are 1.5 times as fast as single sentences with torch, and those of
-# 200 s slower again; onnxruntime gains nothing. A GPU has more to do at a time.
+# In one thread, batches of 50 s are 1.5 times as fast as single sentences with torch, and batches
+# of 200 s are slower again; onnxruntime gains nothing. A GPU has more to do at a time.
 CPU_BATCH_SECONDS, GPU_BATCH_SECONDS = 50, 500
 
 

@@ -80,7 +80,7 @@ class SpeechModel(Protocol):
     sample_rate: int  # in Hz
     shift: int  # samples from one frame to the next
     overlap: int  # samples of the next frame that a frame needs
-    delay: int  # frames by which its output lags behind the audio
+    delay: int  # the lag of its output behind the audio, in frames
 
     def start(self) -> ModelState:
         """Return the state before the first sample; `advance` does not change it."""

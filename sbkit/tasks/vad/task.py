@@ -1,8 +1,8 @@
 """The task of voice activity detection: whether each frame is speech.
 
 The column `speech` has the start and end of each span of speech, in seconds. A window of 20 ms is
-speech unless its level is that of a pause or, if a recognizer aligns the transcript, no word is
-near: breath and clicks do not count. Short pauses do.
+speech unless it is as quiet as a pause or, if a recognizer aligns the transcript, no word is near:
+breath and clicks do not count. Short pauses do.
 
 Legend: S samples, U frames, W windows.
 """
@@ -102,7 +102,7 @@ def speech_of(row: Mapping[str, Any], sample_rate: int) -> Bools:
         spans = parse_spans(value, samples_to_seconds(len(samples), sample_rate))
     except ValueError as error:
         raise DataError(
-            f"`{SPEECH}` must have spans within the clip, but that of {row['id']} is "
+            f"`{SPEECH}` must have spans within the clip, but in {row['id']} it is "
             f"{short_value(value)}. {SPANS_ADVICE}"
         ) from error
     speech = np.zeros(len(samples) // (sample_rate // WINDOWS_PER_SECOND), np.bool_)
