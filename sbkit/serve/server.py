@@ -5,7 +5,6 @@ import resource
 import socket
 import sys
 import threading
-from contextlib import ExitStack, closing
 from ipaddress import ip_address
 
 import uvicorn
@@ -37,7 +36,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def make_server(service: Service) -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """A server that closes its port for Wyoming clients once it admits no more requests."""
+
+    wyoming: asyncio.Server | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.wyoming is not None:
+            self.wyoming.close()
+        await super().shutdown(sockets)
+
+
+def make_server(service: Service) -> Server:
     """Set uvicorn up for a service."""
     limits = service.limits
     max_requests = limits.max_concurrent + limits.max_queue + limits.max_sessions
@@ -59,11 +69,11 @@ def make_server(service: Service) -> uvicorn.Server:
         access_log=False,
         server_header=False,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 def run(
-    server: uvicorn.Server,
+    server: Server,
     service: Service,
     listener: socket.socket,
     wyoming: socket.socket | None = None,
@@ -82,12 +92,11 @@ def run(
             server.should_exit = True
 
     async def answer() -> None:
-        with ExitStack() as stack:
-            if wyoming is not None:
-                from sbkit.serve.wyoming import listen
+        if wyoming is not None:
+            from sbkit.serve.wyoming import listen
 
-                stack.enter_context(closing(await listen(service, wyoming)))
-            await server.serve(sockets=[listener])
+            server.wyoming = await listen(service, wyoming)
+        await server.serve(sockets=[listener])
 
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one per connection

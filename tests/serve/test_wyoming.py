@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,24 @@ def test_bad_and_too_many_events_get_an_error(
     assert ask(server, [Transcribe(), *clip(server, "a fox")], "transcript")[-1].data["text"]
     assert not any(record.exc_info for record in caplog.records)
     assert "wyoming error 400: input" in caplog.text and secret not in caplog.text
+
+
+def test_stopping_server_takes_no_new_clients(tmp_path: Path) -> None:
+    def is_closed() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", server.wyoming_port or 0)).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    with running_server(tmp_path, speaks_wyoming=True) as server, ThreadPoolExecutor(1) as clients:
+        with server.busy() as has_batch:
+            queued = clients.submit(server.post, server.say("the last fox"))
+            assert has_batch.wait(20)
+            assert not is_closed()
+            server.http_server.should_exit = True
+            wait_for(is_closed)
+        assert queued.result().status_code == 200
 
 
 def test_port_in_use_is_refused(plain_bundle: Path) -> None:
