@@ -75,7 +75,7 @@ def test_curriculum_resumes_in_an_epoch(workplace: Workplace, tmp_path: Path, ya
     ("old", "new", "sentence"),
     [
         ("def steps(", "def step(", r"must return .* ShortFirst lacks one of them"),
-        ("default.seed, epochs", "1, epochs", r"`seed` \(\d+, that of the run\)"),
+        ("default.seed, epochs", "1, epochs", r"`seed` \(the run's seed, \d+\)"),
         ("brain =", OWN_LOADER, "`make_sampler` of the recipe has no effect"),
         ("// 2]", "// len(steps) - 1]", "an epoch without steps"),
         ("example.samples for", "random.random() for", "epoch 4 in two ways"),

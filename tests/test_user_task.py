@@ -126,5 +126,5 @@ def test_export_refuses_a_task_whose_module_imports_recipes() -> None:
     """A machine that runs bundles has no recipes; this module imports them."""
     root = read_spec(ROOT / "hparams/ctc.yaml", {"data_folder": "", "output_folder": ""}).tree
     objects = {"tokenizer": SimpleNamespace(vocab_size=12)}
-    with pytest.raises(SbkitError, match="a module that imports nothing of `recipes`"):
+    with pytest.raises(SbkitError, match="must be defined without `recipes`"):
         part_facts(root, objects, Importing(), [*AsrBrain.parts, *AsrBrain.optional_parts])

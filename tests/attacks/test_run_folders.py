@@ -82,7 +82,7 @@ def test_module_that_a_run_names_is_imported_if_the_user_names_it(
     set_in_yaml(folder, key, NAMES[key])
     monkeypatch.chdir(tmp_path)
     for message in refused_by("score tune", folder):
-        assert re.search("names the module evil. If .* pass --import evil", message)
+        assert re.search("needs code of the module evil, .* pass --import evil", message)
     assert "evil" not in sys.modules
     score(folder, "--import", "evil")
     assert capsys.readouterr().out.startswith("test: CER")

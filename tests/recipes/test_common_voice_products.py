@@ -113,7 +113,7 @@ def test_training_on_validated_leaves_out_dev_and_test(releases: Path) -> None:
     settings = {"splits": {"train": "train", "test": "validated"}}
     assert len(read(releases / SCRIPTED, "validated", **settings)) == sizes["validated"]
     settings = {"data_folder": releases / SCRIPTED, "language": "en"}
-    with pytest.raises(SbkitError, match="Choose among: dev, other, test, train, validated"):
+    with pytest.raises(SbkitError, match="Choose from: dev, other, test, train, validated"):
         corpus_of({**settings, "splits": {"train": "clip_durations"}}).roles()
 
 
@@ -257,5 +257,5 @@ def test_joined_folders_have_names_of_their_own(releases: Path, tmp_path: Path) 
     (tmp_path / "x/en").symlink_to(full)
     settings["data_folder"] = [str(full), str(tmp_path / "x/en")]
     assert "dev-x-en" in corpus_of(settings | {"splits": None}).roles()["valid"]
-    with pytest.raises(SbkitError, match="two of which have the same name"):
+    with pytest.raises(SbkitError, match="Two of the folders in `data_folder` have the same name"):
         corpus_of(settings | {"data_folder": [str(full), str(full)]})

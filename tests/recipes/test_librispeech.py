@@ -86,7 +86,7 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
         ({"train": "train-960"}, r"'train-960', which is not a split .*: dev-clean, test-cl"),
         (
             {"valid": "dev-clean", "test": ["test-clean", "dev-clean"]},
-            "'dev-clean' is in `splits.valid` and in `splits.test`",
+            "'dev-clean' is in both `splits.valid` and `splits.test`",
         ),
         ({"valid": []}, "is empty. Choose at least one split"),
         ("train", "`splits` must map train, valid, test"),

@@ -58,7 +58,7 @@ def test_manifest_names_splits_and_roles(tmp_path: Path) -> None:
     [
         ({"train": "a.csv"}, "no files for dev. Add `dev: FILE`"),
         ({"train": "a.csv", "dev": "a.csv", "other": "a.csv"}, "Write test-other"),
-        ({"train": {"a": "a.csv"}, "dev": {"train": "a.csv"}}, "a split called train"),
+        ({"train": {"a": "a.csv"}, "dev": {"train": "a.csv"}}, "names the split train"),
         ({"train": [], "dev": "a.csv"}, "must be a file or a list of files"),
         ({"train": "a.csv", "dev": {1: "a.csv"}, "test": {1: "a.csv"}}, "'1' twice"),
         ({"train": "a.csv", "test": {"x": "/no.csv"}}, "`manifest.test.x`: /no.csv does not exist"),
@@ -172,7 +172,7 @@ def test_one_table_is_split_by_its_speakers(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"split_shares": {"dev": 0.5}, "columns": {"speaker": "reader"}}
     manifests = read_all(tmp_path / "a.csv", ["path,text,reader", *rows], **settings)
     assert [*manifests] == ["train", "dev"]
-    with pytest.raises(SbkitError, match="has 1 speaker, and 3 splits"):
+    with pytest.raises(SbkitError, match="has 1 speaker, but each of 3 splits"):
         read_all(tmp_path / "a.csv", ["path,text,speaker", "a.wav,hi,ann", "b.wav,hi,ann"])
     with pytest.raises(SbkitError, match="`split_shares` must map dev and test to shares"):
         read_all(tmp_path / "a.csv", ["path,text,speaker", *rows], split_shares={"dev": 1})

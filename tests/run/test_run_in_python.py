@@ -370,7 +370,7 @@ def test_run_in_another_thread_is_refused() -> None:
 
     with isolated_rng(torch.device("cpu")), ThreadPoolExecutor() as threads:
         second = threads.submit(build)
-        with pytest.raises(SbkitError, match="Start each run in a process of its own"):
+        with pytest.raises(SbkitError, match="Start each run in its own process"):
             second.result()
 
 

@@ -198,7 +198,7 @@ def test_doctor_notices_packages_that_fail(
     assert report["trial of PyAV"] == f"TypeError: {dropped}"
     assert report["trial of soundfile"] == "reads what was written"
     assert report["trial of the cache"].startswith("FileExistsError: ")
-    assert report["trial of onnxruntime"].endswith("is given as [[-1.0, -2.0], [-3.0, -4.0]]")
+    assert report["trial of onnxruntime"].endswith("was computed as [[-1.0, -2.0], [-3.0, -4.0]]")
 
 
 def test_old_onnxruntime_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
