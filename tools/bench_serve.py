@@ -2,9 +2,9 @@
 
 python -m tools.bench_serve BUNDLE AUDIO [--clients 32] [--seconds 60] [--rounds 3]
 
-AUDIO is a folder of clips. Each round measures many clients, one client, and in this process the
-plain loop of `sbkit transcribe`: seconds of audio per second (RTFx), and latencies. The exit code
-is 1 if an answer was wrong.
+AUDIO is a folder of clips. Each round measures many clients, one client, and the plain loop of
+`sbkit transcribe`, which runs in this process: seconds of audio per second (RTFx), and latencies.
+The exit code is 1 if an answer was wrong.
 """
 
 import argparse

@@ -174,7 +174,7 @@ class Bundle(BundleContents):
         ]
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,) in one batch; encode clips over 30 s in segments.
+        """Run the encoder on clips (S,) in one batch, or on each by itself if one needs segments.
 
         All log-probabilities of clips come from this method, because Whisper's encoder has
         positions for 30 s only. A test refuses other calls of the model.

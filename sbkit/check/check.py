@@ -74,7 +74,7 @@ CONSEQUENCES = {"shapes", "causes"}  # left out where another error has their pl
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """The findings of the checks of a run, and the rest that `CheckedRun` has for the screen."""
+    """The findings of the checks of a run, and what else `sbkit check` prints."""
 
     findings: list[Finding]
     initial_weights: list[str] = field(default_factory=list)

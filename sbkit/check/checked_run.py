@@ -155,9 +155,9 @@ def megabytes(count: float) -> str:
 class CheckedRun:
     """A run that is checked.
 
-    data: the run up to its labels; nothing in it changes.
-    copy: the run as the check builds it, in a scratch folder: nothing of the run changes.
-    brain: a Brain of these objects on the CPU, made as that of the run is.
+    data: the data and labels of the run, which the check leaves unchanged.
+    copy: the run, built once more in a scratch folder.
+    brain: a Brain of the copy's objects on the CPU, made like the run's.
     reached: every object within the objects and the Brain, before any step, with its path.
     helpers: hashes of the frozen modules beside the model, before any step.
     dry_run: the results of small steps of the Brain.

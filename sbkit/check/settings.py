@@ -166,7 +166,7 @@ def _runs_own_code(run: CheckedRun) -> bool:
 
 
 def check_freezing(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that are frozen all the time, at random weights or by mistake, or never."""
+    """Find parts that stay frozen at random weights or by mistake, and parts never frozen."""
     steps = run.brain.training_step.freezing.steps
     parts = [part for part, (start, end) in steps.items() if start == 0 and end >= run.num_steps]
     has_weights = any(map(run.spec.settings.get, ("pretrained", "init_from")))

@@ -60,7 +60,7 @@ AVERAGED_FILE = "averaged.json"  # in the folder of the checkpoints
 class AveragedCheckpoints:
     """The checkpoints that a run is tested and exported with.
 
-    Averaging the last weights of a converged run beats each of them, but averaging over a run that
+    The mean of the last weights of a converged run beats each of them, but the mean over a run that
     was still learning is worse than its best checkpoint. So the mean of all candidates, of the
     better half, of the best quarter and so on down to the single best one are validated, and the
     best mean is used (model soups, Wortsman et al. 2022, with fewer trials, since a validation set
@@ -241,7 +241,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         undamaged = list(islice(filter(self._is_whole, self.find_checkpoints(**keys)), count))
         if folders and not undamaged:
             raise BundleError(
-                f"All {len(folders)} checkpoints in {self.checkpoints_dir} are damaged. Move the "
+                f"{self.checkpoints_dir} has only damaged checkpoints ({len(folders)}). Move the "
                 "folder away to start over."
             )
         return undamaged
@@ -262,7 +262,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         ranked = self.find_whole(count, **keys)
         if not ranked:
             return None
-        # Only rank 0 reads the file: a slower rank would read what rank 0 has just written.
+        # Every rank uses what rank 0 reads: a slower one would read what rank 0 has just written.
         earlier = gather_over_ranks(AveragedCheckpoints.read(self.checkpoints_dir))[0]
         names = tuple(checkpoint.path.name for checkpoint in ranked)
         averaged = AveragedCheckpoints(names, names, {})
@@ -285,7 +285,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return averaged
 
     def find_averaged(self, **keys: Any) -> list[Checkpoint]:
-        """Find the checkpoints that the test averaged; only the best one if the choice is outdated.
+        """Find the checkpoints that the test averaged; without a current choice, only the best one.
 
         Without keys, checkpoints are ranked by the metric of the recipe that saved them.
         """

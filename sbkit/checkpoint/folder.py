@@ -123,9 +123,8 @@ def publish(staged: Checkpoint) -> Checkpoint:
     staged.path.rename(final)
     fsync_path(final.parent)
     if replaced.exists():
-        replaced.rename(
-            staged.path
-        )  # killed while removing it, we would leave a damaged checkpoint
+        # A process that is killed while it removes the folder leaves no damaged checkpoint.
+        replaced.rename(staged.path)
         shutil.rmtree(staged.path)
     files = {name: final / file.name for name, file in staged.paramfiles.items()}
     return Checkpoint(final, staged.meta, files)

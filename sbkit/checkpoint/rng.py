@@ -27,9 +27,9 @@ _run_lock = threading.RLock()
 
 @contextmanager
 def isolated_rng(device: torch.device) -> Iterator[None]:
-    """Let a run use the global generators, and restore them afterwards.
+    """Let a run use torch's generators, and restore them afterwards.
 
-    Raises SbkitError if a run in another thread is using them.
+    They belong to the process: raises SbkitError if a run in another thread is using them.
     """
     if not _run_lock.acquire(blocking=False):
         raise SbkitError(

@@ -200,7 +200,8 @@ def require_resumable(folder: Path, now: RunDescription, *, has_ended: bool = Fa
 
     A folder without a checkpoint may hold any run.
 
-    has_ended: whether no step remains. Changes that only affect training are then refused, too.
+    has_ended: whether no step remains. Then changes without an effect are refused, too: those of
+        training, and once results exist those of the test.
     """
     newest = newest_checkpoint(folder / CHECKPOINTS)
     if newest is None:

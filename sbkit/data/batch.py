@@ -332,7 +332,7 @@ def make_loader(
 
 
 def begin_worker(worker: int) -> None:
-    """Prepare a worker: it ends if it cannot pass on a batch, and ignores signals to the run."""
+    """Prepare a worker: it ends if it cannot pass on a batch, and ignores what stops the run."""
     # Otherwise Python would drop the batch, and the run would wait for it forever.
     Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
     for ignored in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):

@@ -51,6 +51,7 @@ from sbkit.data.batch import Loaders
 from sbkit.data.data_report import log_data, write_data_report
 from sbkit.data.read_manifests import store_rows
 from sbkit.data.splits import Splits
+from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import process_group, rank, rank0_then_others, world_size
 from sbkit.distributed.same_on_ranks import require_same_code, require_shared
 from sbkit.evaluate.report import REPORT
@@ -207,7 +208,7 @@ class Run:
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
             if spec.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
-            prepared = self._prepared = prepare_run(spec, checks=True)
+            prepared = self._prepared = prepare_run(spec, placement, checks=True)
             brain = open_run_folder(prepared)
             text_log.open()
             brain.on_epoch = on_epoch
@@ -364,7 +365,7 @@ class Run:
         """Prepare the data, objects and loaders once; write the labels, and nothing else."""
         require_unedited_modules(self.spec)
         if self._prepared is None:
-            self._prepared = prepare_run(self.spec)
+            self._prepared = prepare_run(self.spec, choose_placement(self.spec))
         return self._prepared
 
     def prepare_splits(self) -> Splits:
@@ -441,15 +442,18 @@ class Run:
 # -- stages of a run, in their order ---------------------------------------------------------------
 
 
-def prepare_run(spec: RunSpec, *, checks: bool = False) -> PreparedRun:
-    """Prepare the data, perhaps check the run, write its labels, and build its objects."""
+def prepare_run(spec: RunSpec, placement: Placement, *, checks: bool = False) -> PreparedRun:
+    """Prepare the data, write the labels, and build the objects of a run.
+
+    checks: whether to check the run before its labels are written.
+    """
     with rank0_then_others():  # rank 0 makes the labels, and the others find them
         with spec.placing_errors():
             data = wait_for_store(lambda: prepare_data(spec))
         if checks:
             check_before_training(data)
         write_labels(data)
-    run = build_run(data, choose_placement(spec))
+    run = build_run(data, placement)
     require_same_on_ranks(describe_run(run))
     require_same_code()
     return run

@@ -161,7 +161,7 @@ class ServedModels:
 
 
 def is_among(name: str, names: Collection[str]) -> bool:
-    """Return whether a name is among names, or extends an OpenAI name among them by a date."""
+    """Return whether a name is among names, perhaps with a suffix (a date) of an OpenAI name."""
     official = {*chain(*OPENAI_MODELS.values())}.intersection(names)
     return name in names or any(name.startswith(f"{model}-") for model in official)
 

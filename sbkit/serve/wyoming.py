@@ -65,7 +65,7 @@ class BoundedReader(StreamReader):
 
 
 async def listen(service: Service, listener: socket.socket) -> asyncio.Server:
-    """Answer clients until the event loop ends; the caller closes the server."""
+    """Accept clients until the returned server is closed."""
 
     async def answer(reader: StreamReader, writer: StreamWriter) -> None:
         await Connection(service, reader, writer).run()

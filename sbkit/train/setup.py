@@ -142,7 +142,8 @@ class PreparedRun(RunData):
     """All that a run is made of; `make_brain` makes the Brain that trains it.
 
     hparams: the values and objects of the YAML.
-    loaders: those of the batches; their `splits` lack the utterances that are not trained on.
+    loaders: make the batches of all splits; their own `splits` lack the utterances that training
+        leaves out.
     """
 
     placement: Placement

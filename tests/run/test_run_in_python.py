@@ -198,7 +198,7 @@ def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, resu
         use(Run(YAML, {**finished, "d_model": 48}))
     with pytest.raises(
         SbkitError,
-        match="beam_size.*another decoder, report or format, sbkit tune.* with --out NEW",
+        match="beam_size.*another decoder, report or format, run sbkit tune",
     ):
         use(Run(YAML, {**finished, "beam_size": 4}))
     assert Run.open(folder_of(finished)).settings["lr"] == 0.002

@@ -148,12 +148,12 @@ MUTATIONS = [
     # -- the run folder and the export
     mutation(
         "a checkpoint cut short, and no other",
-        error("run_folder", "output_folder", "No checkpoint in", "all 1 are damaged"),
+        error("run_folder", "output_folder", "has only damaged checkpoints (1)"),
         run=cut_short,
     ),
     mutation(
         "checkpoints without the run configuration",
-        error("run_folder", "output_folder", "run_config.json must be"),
+        error("run_folder", "output_folder", "run_config.json must hold"),
         run=undeclared,
     ),
     mutation(
