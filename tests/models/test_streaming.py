@@ -134,7 +134,7 @@ def test_invalid_streaming_options_are_refused() -> None:
     for options in invalid:
         with pytest.raises(ConfigError, match="multiples of the 40 ms"):
             StreamingConfig.parse(options, frame_ms=40)
-    with pytest.raises(ConfigError, match="in frames of 40 ms, but those of `CNN` have 80 ms"):
+    with pytest.raises(ConfigError, match="in frames of 40 ms, but a frame of `CNN` has 80 ms"):
         require_frame_length(
             make_model(None, subsampling=8).encoder.modules["CNN"],
             make_model(declared(4, 8)).encoder.modules["Transformer"],
