@@ -242,7 +242,7 @@ def test_spans_are_within_their_clips_and_clips_without_the_column_have_their_le
         words = rf"1 clip of train have others: train1 \({re.escape(label)}, of 2.01 s\)"
         with pytest.raises(SbkitError, match=words):
             prepare_labels(tmp_path, train=["0.1-1.5", label], dev=["0.1-0.9"])
-        with pytest.raises(SbkitError, match="within the clip, but that of scored is "):
+        with pytest.raises(SbkitError, match="within the clip, but in scored it is "):
             speech_of({"id": "scored", "speech": label, "audio": loud(0.5, 1.01, 0.5)}, RATE)
     with pytest.raises(SbkitError, match="`speech` is empty for all clips of dev"):
         prepare_labels(tmp_path, train=["0.1-1.5"], dev=["", ""])
