@@ -51,13 +51,25 @@ from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
+    CHECKPOINTS,
+    LIMIT_PATH,
     RunDescription,
     describe_spec,
     has_checkpoint,
     require_resumable,
 )
 from sbkit.config.dependencies import hash_dependencies
-from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
+from sbkit.config.document import children, dotted, read_document
+from sbkit.config.hparams import (
+    EPOCH_COUNTER,
+    EPOCH_LIMIT,
+    OUTPUT_FOLDER,
+    RECIPE,
+    RunSpec,
+    Settings,
+    build_hparams,
+    make_spec,
+)
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.sampler import RankSampler
@@ -82,7 +94,7 @@ from sbkit.train.initialize import (
 )
 from sbkit.train.ownership import prepare_helpers
 from sbkit.train.recipe import Recipe, load_recipe
-from sbkit.train.stopping import is_finished
+from sbkit.train.stopping import find_ends
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +113,9 @@ def declare_run(
     overrides, recipe, target: as of `read_spec`.
     """
     user_overrides = nest_overrides(overrides)
-    complete = with_encoder_config(Path(yaml_file), user_overrides)
-    spec = read_spec(yaml_file, complete, recipe=recipe, target=target)
+    declared = read_document(yaml_file)
+    complete = with_encoder_config(declared, user_overrides)
+    spec = make_spec(declared, complete, recipe=recipe, target=target)
     return replace(spec, user_overrides=user_overrides)
 
 
@@ -164,12 +177,34 @@ def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Run
 
 def require_own_folder(spec: RunSpec, description: RunDescription) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
-    has_ended = is_finished(spec.folder, spec.settings)
-    return require_resumable(spec.folder, description, has_ended=has_ended)
+    return require_resumable(spec.folder, description, ends=find_ends_of(spec))
+
+
+def find_ends_of(spec: RunSpec) -> dict[str, float]:
+    """Return what has ended the run in the folder, by the keys that the user may raise."""
+    limit = dotted(spec.source_of(EPOCH_COUNTER, EPOCH_LIMIT))
+    ends = find_ends(spec.folder, spec.settings, spec.max_epochs)
+    return {limit if key == LIMIT_PATH else key: value for key, value in ends.items()}
+
+
+def require_usual_checkpoints(spec: RunSpec) -> None:
+    """Refuse a checkpointer that saves outside of the run, where no resume or test would look."""
+    keys = ("checkpointer", "checkpoints_dir")
+    declared = dict(children(spec.tree.get(keys[0]))).get(keys[1])
+    if (
+        declared is not None
+        and Path(str(declared)).resolve() != (spec.folder / CHECKPOINTS).resolve()
+    ):
+        raise ConfigError(
+            f"A run keeps its checkpoints in {spec.folder / CHECKPOINTS}, but `{dotted(keys)}` is "
+            f"{declared}. Write `{keys[1]}: !ref <output_folder>/{CHECKPOINTS}`.",
+            keys=keys,
+        )
 
 
 def prepare_data(spec: RunSpec) -> RunData:
     """Prepare the data and the labels of a run; nothing is written into its folder."""
+    require_usual_checkpoints(spec)
     with concerning("recipe"):
         recipe = load_recipe(spec)
     with concerning("data_folder"):

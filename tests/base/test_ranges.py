@@ -45,10 +45,10 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
         ("data_folder: {a: 1}", "`data_folder` must be null or text or a list of texts, but is {"),
         ("report_by: [null]", "`report_by` must be"),
         ("mix: {train-b: 0}", "but is {'train-b': 0}. For no row of a source, leave it out."),
-        ("where: accents", "`where` must be null or a mapping of texts, but is 'accents'"),
+        ("where: accents", "`where` must be null or {} or a mapping of texts, but is 'accents'"),
         ("remove_vector_weight_decay: 1", "must be true or false, but is 1"),
         ("lm_text: []", "`lm_text` must be null or text or a list of texts"),
-        ("columns: wrd", "`columns` must be null or a mapping of texts"),
+        ("columns: wrd", "`columns` must be null or {} or a mapping of texts"),
     ],
 )
 def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> None:

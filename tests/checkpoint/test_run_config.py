@@ -14,6 +14,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import (
     CHANGEABLE_KEYS,
     END_KEYS,
+    LIMIT_PATH,
     MACHINE_KEYS,
     RunDescription,
     describe_spec,
@@ -94,6 +95,32 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "overrides", "allowed"),
+    [
+        ("", "", {"opt_class.lr": 0.5}, True),
+        ("", "", {"epoch_counter.limit": 9}, True),
+        ("!ref <number_of_epochs>", "9", {}, True),
+        ("!ref <number_of_epochs>", "!ref <number_of_epochs> * 2", {}, True),
+        ("!ref <lr>", "!ref <rate>\nlr_schedule: {start: !ref <peak>}", {"peak": 0.5}, True),
+        ("!ref <lr>", "!ref <rate>", {"peak": 0.5}, True),
+        ("!ref <lr>", "!ref <rate>\nscale: !ref <peak>", {"peak": 0.5}, False),
+        ("!ref <lr>", "!ref <lr>\nlr_schedule: {start: !ref <peak>}", {"peak": 0.5}, False),
+        ("!ref <lr>", "!ref <hidden> * 0.1", {"hidden": 4}, False),
+        ("!ref <lr>", "!ref <seed> * 0.1", {"seed": 4}, False),
+        ("", "", {"peak": 0.5}, False),  # code may read it
+    ],
+)
+def test_what_may_change_follows_the_arguments_of_objects(
+    tmp_path: Path, old: str, new: str, overrides: dict[str, Any], *, allowed: bool
+) -> None:
+    text = f"peak: 0.1\nrate: !ref <peak>\n{YAML}"
+    changed = text.replace(old, new, int(old != ""))
+    before = text if not overrides else changed
+    after = [*differences(declare(tmp_path, before), declare(tmp_path, changed, **overrides))]
+    assert after and all(difference.is_allowed for difference in after) is allowed
+
+
 def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     """Its folder used to say bf16 of a run in fp32 that was opened with it."""
     run, training = begun(tmp_path), CHANGEABLE_KEYS - END_KEYS - MACHINE_KEYS | {"opt_class.betas"}
@@ -105,12 +132,16 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
 
     def note(text: str = "hello", file: str = "a.txt", **changes: object) -> str | None:
         now = RunDescription(values | {"lm_text": file} | changes, {}, files={file: text})
-        return require_resumable(run, now, has_ended=True)
+        return require_resumable(run, now, ends={"early_stopping": 2, "my_epochs": TRAINED_EPOCHS})
 
     def require_refused(keys: Iterable[str]) -> None:
         for key in keys:
-            with pytest.raises(SbkitError, match=rf"\({key}: .* now\). To train on, raise"):
+            fix = "raise `early_stopping` above 2 and `my_epochs` above 3"
+            with pytest.raises(SbkitError, match=rf"\({key}: .* now\). To train on, {fix}. "):
                 note(**{key: 6})
+            now = RunDescription(values | {key: 6}, {}, files={"a.txt": "hello"})
+            with pytest.raises(SbkitError, match="train it: `train` resumes it"):
+                require_resumable(run, now, trains=False)
 
     assert None not in [note(**{key: 6}) for key in end]  # for a test that has not ended
     require_refused(training)
@@ -123,7 +154,7 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     ):
         note(beam_size=6)
     assert {note(**{key: 6}) for key in MACHINE_KEYS} == {None}
-    assert note(number_of_epochs=TRAINED_EPOCHS) is not None
+    assert note(**{LIMIT_PATH: TRAINED_EPOCHS}) is not None
     assert note(file="moved.txt") is None
 
 
