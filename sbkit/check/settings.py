@@ -31,6 +31,7 @@ from sbkit.checkpoint.checkpointer import PARTS, Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint
 from sbkit.checkpoint.weights import check_same_model, check_weights
 from sbkit.config.document import (
+    Keys,
     children,
     dotted,
     holds_object,
@@ -39,7 +40,7 @@ from sbkit.config.document import (
     references_of,
     tag_of,
 )
-from sbkit.config.hparams import RunSpec, insert_defaults
+from sbkit.config.hparams import EPOCH_COUNTER, EPOCH_LIMIT, RunSpec, insert_defaults
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
@@ -63,6 +64,11 @@ COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
 # Keys of every run that are read only after the dry run: by a second epoch, the watch for a hang,
 # a store that is away, or the load of weights.
 LATER_KEYS = {"early_stopping", "log_every", "stall_seconds", "store_patience", "init_from_differs"}
+# In a YAML without these references, the key seems to decide, but the object does.
+USUAL_REFERENCES: list[tuple[Keys, str]] = [
+    (("opt_class", "lr"), "lr"),
+    ((EPOCH_COUNTER, EPOCH_LIMIT), "number_of_epochs"),
+]
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MIN_HIGHEST_FACTOR = 0.5  # a factor of `lr`
 MAX_COMPARED_STEPS = 100  # steps of two plans
@@ -140,19 +146,19 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     names_read |= {*run.data.recipe.ranges}
     candidates = {*names_read, *spec.document.root} - spec.document.own_keys
     for key in unread_keys(spec, names_read):
-        problem = f"Nothing reads `{key}`, neither a reference nor code: it has no effect"
-        fix = f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}"
         replaced = _replaced_references(spec, key)
+        values = [f"`{path}` {what} ({spec.place(*path.split('.'))})" for path, what in replaced]
         if replaced:
-            values = [
-                f"`{path}` {what} ({spec.place(*path.split('.'))})" for path, what in replaced
-            ]
             problem = f"`{key}` has no effect, because {listed(values, separator=' and ')}"
             fix = f"Leave out `{key}`, or {listed(f'`{path}`' for path, _ in replaced)}."
+            is_fault = {what for _, what in replaced} != {_describe(spec.tree[key])}
+        else:
+            problem = f"Nothing in this run reads `{key}`, neither a reference nor code"
+            fix = f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}"
+            is_fault = key not in KEYS  # a key of every run may be there for another one
         if is_own:
             fix += " If your code reads it later in the run, list it in the recipe's `ranges`."
-        is_harmless = {what for _, what in replaced} == {_describe(spec.tree[key])}
-        yield run.finding(key, problem=problem, fix=fix, stops=not (is_own or is_harmless))
+        yield run.finding(key, problem=problem, fix=fix, stops=is_fault and not is_own)
 
 
 def _replaced_references(spec: RunSpec, key: str) -> list[tuple[str, str]]:
@@ -161,7 +167,8 @@ def _replaced_references(spec: RunSpec, key: str) -> list[tuple[str, str]]:
     A part that is taken out is listed once.
     """
     replaced: dict[str, str] = {}
-    for path in (path for path, name in spec.declared.references if name == key):
+    usual = [reference for reference in USUAL_REFERENCES if reference[0][0] in spec.tree]
+    for path in (path for path, name in spec.declared.references + usual if name == key):
         node: Any = spec.tree
         for depth, name in enumerate(path, start=1):
             if not isinstance(node, CommentedMap | CommentedSeq) or name not in dict(

@@ -38,6 +38,7 @@ NEEDS = {  # of each key: another value, and what each turns it on
     "max_time_fraction": ("0.3", ["time_masks=1"]),
     "freq_width": ("3", ["freq_masks=1"]),
     "kernel_size": ("3", ["encoder_module=conformer"]),
+    "keep_better_start": ("False", ["init_from=a"]),
 }
 
 

@@ -90,7 +90,7 @@ MUTATIONS = [
     # -- keys without an effect
     mutation(
         "a setting that nothing reads",
-        error("unread", "learning_pace", "has no effect"),
+        error("unread", "learning_pace", "Nothing in this run reads `learning_pace`"),
         text=(("lr: 0.0025", "learning_pace: 3\nlr: 0.0025"),),
         checks=(check_unread,),
     ),
@@ -108,7 +108,7 @@ MUTATIONS = [
     ),
     mutation(
         "a setting that only a replaced part of the base read",
-        error("unread", "width", "Nothing reads `width`"),
+        error("unread", "width", "Nothing in this run reads `width`"),
         error("unread", "learning_rate", "Did you mean `lr`?"),
         error("unread", "time_masks", "because `spec_augment` is taken out (", ":15)"),
         yaml="hparams/ctc_streaming.yaml",
