@@ -102,6 +102,11 @@ MUTATIONS = [
         recipe=changed(brain=TestNotes, ranges={**AsrRecipe.ranges, "declared_note": NON_NEGATIVE}),
     ),
     mutation(
+        "checkpoints outside of the run",
+        error("run", "checkpointer.checkpoints_dir", "<output_folder>/checkpoints`"),
+        options=("--checkpointer.checkpoints_dir=/elsewhere",),
+    ),
+    mutation(
         "a misspelled setting that the data needs",
         error("run", "speedz", "`speeds`, which is not in the YAML", "Is `speedz` meant for it?"),
         text=(("\nspeeds: ", "\nspeedz: "),),
