@@ -155,7 +155,9 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
         else:
             problem = f"Nothing in this run reads `{key}`, neither a reference nor code"
             fix = f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}"
-            is_fault = key not in KEYS  # a key of every run may be there for another one
+            is_fault = key not in KEYS
+            if not is_fault:
+                fix = "Leave it out: it counts in other runs."
         if is_own:
             fix += " If your code reads it later in the run, list it in the recipe's `ranges`."
         yield run.finding(key, problem=problem, fix=fix, stops=is_fault and not is_own)

@@ -187,26 +187,35 @@ def find_ends_of(spec: RunSpec) -> dict[str, float]:
     return {limit if key == LIMIT_PATH else key: value for key, value in ends.items()}
 
 
-def require_usual_checkpoints(spec: RunSpec) -> None:
-    """Refuse a checkpointer that saves outside of the run, where no resume or test would look."""
-    keys = ("checkpointer", "checkpoints_dir")
-    declared = dict(children(spec.tree.get(keys[0]))).get(keys[1])
-    if (
-        declared is not None
-        and Path(str(declared)).resolve() != (spec.folder / CHECKPOINTS).resolve()
-    ):
-        raise ConfigError(
-            f"A run keeps its checkpoints in {spec.folder / CHECKPOINTS}, but `{dotted(keys)}` is "
-            f"{declared}. Write `{keys[1]}: !ref <output_folder>/{CHECKPOINTS}`.",
-            keys=keys,
-        )
+def require_files_of_run(spec: RunSpec, recipe: Recipe) -> None:
+    """Refuse an object that opens or saves a file of the run elsewhere.
+
+    The run prepares the labels and language models, resumes, tests and exports by its own files.
+    """
+    files = {
+        ("checkpointer", "checkpoints_dir"): CHECKPOINTS,
+        (recipe.label_key, "model_file"): recipe.label_file,
+        (recipe.label_key, "file"): recipe.label_file,
+        ("decoder", "language_models"): LANGUAGE_MODELS_FILE,
+        ("decoder_tokenizer", "file"): DECODER_TOKENIZER_FILE,
+    }
+    for (key, argument), name in files.items():
+        declared = dict(children(spec.tree.get(key))).get(argument)
+        if name is None or not isinstance(declared, str):
+            continue
+        if Path(declared).resolve() != (spec.folder / name).resolve():
+            raise ConfigError(
+                f"A run uses its own {spec.folder / name}, but `{key}.{argument}` is {declared}. "
+                f"Write `{argument}: !ref <output_folder>/{name}`.",
+                keys=(key, argument),
+            )
 
 
 def prepare_data(spec: RunSpec) -> RunData:
     """Prepare the data and the labels of a run; nothing is written into its folder."""
-    require_usual_checkpoints(spec)
     with concerning("recipe"):
         recipe = load_recipe(spec)
+    require_files_of_run(spec, recipe)
     with concerning("data_folder"):
         splits = prepare_splits(spec, recipe)
     labels, files = prepare_labels(spec, recipe, splits)

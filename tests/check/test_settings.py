@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import BAD_INPUT, ConfigError, SbkitError
 from sbkit.base.ranges import KEYS
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import Finding
@@ -15,7 +15,7 @@ from sbkit.config.hparams import read_spec
 from sbkit.config.overrides import parse_overrides
 from sbkit.distributed.device import device_counter_for, resolve_placement
 from sbkit.train.recipe import load_recipe
-from sbkit.train.setup import declare_run
+from sbkit.train.setup import declare_run, require_files_of_run
 from tests.check.harness import declared_run
 from tests.checkpoint.saves import training
 from tests.runs import ROOT, TINY, TINY_VOICE, Workplace, contents_of, times_of
@@ -82,7 +82,7 @@ FORMS: dict[str, tuple[object, object]] = {  # of `needs`: a value in this form,
 }
 
 
-@pytest.mark.parametrize("yaml", sorted(file.name for file in (ROOT / "hparams").glob("*.yaml")))
+@pytest.mark.parametrize("yaml", ["codec.yaml", "ctc.yaml", "ctc_pretrained.yaml", "vad.yaml"])
 def test_advice_about_a_value_that_others_turn_off_is_accepted(yaml: str) -> None:
     def notes(key: str, overrides: dict[str, object]) -> list[str]:
         spec = read_spec(ROOT / "hparams" / yaml, overrides)
@@ -111,6 +111,28 @@ def test_advice_about_a_value_that_others_turn_off_is_accepted(yaml: str) -> Non
             assert not notes(key, folder | off)
         num_checked += 1
     assert num_checked > 1
+
+
+@pytest.mark.parametrize(
+    ("yaml", "key", "file"),
+    [
+        ("vad", "checkpointer.checkpoints_dir", "checkpoints"),
+        ("ctc", "tokenizer.model_file", "tokenizer.model"),
+        ("ctc", "decoder.language_models", "lm.safetensors"),
+        ("tts", "labels.file", "symbols.txt"),
+        ("whisper", "decoder_tokenizer.file", "decoder_tokenizer.json"),
+    ],
+)
+def test_objects_of_a_run_use_its_own_files(yaml: str, key: str, file: str, tmp_path: Path) -> None:
+    """Texts were encoded with the tokenizer of the run, and decoded with another one."""
+    spec = read_spec(ROOT / f"hparams/{yaml}.yaml", {"output_folder": f"{tmp_path}/./run"})
+    recipe = load_recipe(spec)
+    require_files_of_run(spec, recipe)
+    with pytest.raises(
+        ConfigError, match=f"uses its own {spec.folder / file}, but `{key}`"
+    ) as told:
+        require_files_of_run(spec.with_overrides(**{key: f"/elsewhere/{file}"}), recipe)
+    assert told.value.keys == (*key.split("."),)
 
 
 @pytest.mark.slow

@@ -103,7 +103,11 @@ MUTATIONS = [
     ),
     mutation(
         "checkpoints outside of the run",
-        error("run", "checkpointer.checkpoints_dir", "<output_folder>/checkpoints`"),
+        error(
+            "run",
+            "checkpointer.checkpoints_dir",
+            "Write `checkpoints_dir: !ref <output_folder>/checkpoints`",
+        ),
         options=("--checkpointer.checkpoints_dir=/elsewhere",),
     ),
     mutation(
