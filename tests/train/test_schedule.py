@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from speechbrain.nnet import schedulers
-from speechbrain.utils.checkpoints import Checkpointer
+from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.train.schedule import (
     MAX_SCHEDULED_STEPS,
     Position,
@@ -148,7 +149,7 @@ def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -
     def run(folder: Path, epochs: int) -> tuple[list[float], torch.Tensor]:
         counter = EpochCounter(limit=4)
         settings = declared(schedule, epoch_counter=counter, rates=[])
-        checkpointer = Checkpointer(folder, {"epochs": counter})
+        checkpointer = SpeechBrainCheckpointer(folder, {"epochs": counter})
         brain = brain_of(Fitting, hparams=settings, checkpointer=checkpointer)
         checkpointer.add_recoverable("model", brain.modules.model)
         brain.fit(islice(counter, epochs) if epochs < 4 else counter, batches(3), batches(2))
@@ -161,3 +162,31 @@ def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -
     assert len(whole) == 12 and len({*whole}) >= 3
     assert first + rates == whole
     assert torch.equal(resumed, weights)
+
+
+def two_rates(parameters: Any, lr: float) -> torch.optim.SGD:
+    """Make an optimizer that gives its second parameter a tenth of the rate."""
+    weight, bias = parameters
+    return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": lr / 10}], lr=lr)
+
+
+@pytest.mark.parametrize("schedule", [None, WarmupCosine(warmup_fraction=0.5)], ids=str)
+@pytest.mark.parametrize("make", [Checkpointer, SpeechBrainCheckpointer])
+def test_declared_rate_of_each_group_counts_also_after_a_resume(
+    schedule: Any, make: Any, tmp_path: Path
+) -> None:
+    """The key `lr` beside the optimizer used to decide; a checkpoint kept a constant rate."""
+    for epochs, rate in enumerate((0.1, 0.2, 0.0, 0.3), start=1):
+        counter = EpochCounter(limit=10)
+        settings = declared(
+            schedule, epoch_counter=counter, lr=9.0, remove_vector_weight_decay=False
+        )
+        checkpointer = make(tmp_path, recoverables={"epochs": counter})
+        options = {"optimizer": two_rates, "lr": rate, "hparams": settings}
+        brain = brain_of(checkpointer=checkpointer, **options)
+        checkpointer.add_recoverable("model", brain.modules.model)
+        brain.fit(islice(counter, 1), batches(2), batches(2))
+        checkpointer.save_checkpoint()
+        factor = 1 if schedule is None else schedule((2 * epochs - 1) / 20)
+        rates = [group["lr"] for group in brain.optimizer.param_groups]
+        assert rates == pytest.approx([rate * factor, rate * factor / 10])
