@@ -222,8 +222,7 @@ class RunSpec:
             for name, child in children(node):
                 range_ = ranges.get(name, ARGUMENT)
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
-                is_whole = REFERENCE.fullmatch(text_of(child))
-                path = referenced_paths(child)[0] if is_whole else (*keys, name)
+                path = referenced_key(child, (*keys, name))
                 if not (holds_object(value) or value in range_):
                     errors.setdefault(path, range_error(dotted(path), value, range_))
         return errors
@@ -346,6 +345,11 @@ def _dump(tree: CommentedMap) -> str:
     return stream.getvalue()
 
 
+def referenced_key(node: object, keys: Keys) -> Keys:
+    """Return the key that an argument at ``keys`` refers to, or its own."""
+    return referenced_paths(node)[0] if REFERENCE.fullmatch(text_of(node)) else keys
+
+
 def _explain(cause: Exception, path: list[Node], document: Document) -> ConfigError:
     """Explain why the last node of a path cannot be built."""
     keys: Keys = ()
@@ -356,6 +360,10 @@ def _explain(cause: Exception, path: list[Node], document: Document) -> ConfigEr
     kind, _, name = str(path[-1].tag).partition(":")
     where = f"`{dotted(keys)}` ({document.place(keys)})"
     if isinstance(cause, SbkitError):
+        argument = (*keys, *cause.keys)
+        if cause.keys and argument in document.places:
+            keys = referenced_key(reduce(getitem, argument, document.root), argument)
+            where = document.place(keys)
         return ConfigError(f"{cause} ({where})", keys=keys)
     # HyperPyYAML puts its own text before the arguments of an error.
     reason = str(cause.args[-1] if cause.args else cause).partition("\n")[0]
