@@ -56,7 +56,7 @@ class MissingSettingError(ConfigError, KeyError, AttributeError):
 
 
 class Settings(Mapping[str, Any]):
-    """The hyperparameters of a YAML by key, which cannot be changed.
+    """The hyperparameters of a YAML by key, which cannot be changed; nor can lists within a run's.
 
     `settings["lr"]` records the key as read, for `sbkit check`. So do `get`, `in` and a copy, which
     call it; `items` and `values` record nothing.
@@ -98,6 +98,43 @@ class Settings(Mapping[str, Any]):
         settings = Settings({**self._values, **values})
         settings.names_read = self.names_read
         return settings
+
+
+class _Unchangeable:
+    """Refuse what changes a list or a dictionary."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise TypeError("The settings of a run cannot be changed. Pass overrides when it is made.")
+
+    __setitem__ = __delitem__ = __iadd__ = __ior__ = append = extend = insert = _refuse
+    remove = pop = popitem = clear = sort = reverse = update = setdefault = _refuse
+
+
+class FrozenDict(_Unchangeable, dict[Any, Any]):
+    """A dictionary that cannot be changed."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle would fill an empty one
+        return FrozenDict, (dict(self),)
+
+
+class FrozenList(_Unchangeable, list[Any]):
+    """A list that cannot be changed."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenList, (list(self),)
+
+
+def frozen(value: Any) -> Any:
+    """Copy the dictionaries and lists in a value as ones that cannot be changed."""
+    if isinstance(value, dict):
+        return FrozenDict({key: frozen(item) for key, item in value.items()})
+    return FrozenList(map(frozen, value)) if isinstance(value, list) else value
 
 
 class SettingAttributes:
@@ -261,7 +298,7 @@ def read_spec(
         overrides=overrides,
         document=document,
         tree=tree,
-        settings=Settings(settings),
+        settings=Settings(frozen(settings)),
         defaults=defaults,
         recipe=recipe,
         target=target,
@@ -326,7 +363,7 @@ def build_hparams(spec: RunSpec) -> Settings:
             return value
 
     try:
-        return Settings(load_hyperpyyaml(spec.text, loader=TracingLoader))
+        return Settings(frozen(load_hyperpyyaml(spec.text, loader=TracingLoader)))
     except Exception as error:  # any class or function that the YAML names may fail
         raise _explain(error, path, spec.document) from error
 
