@@ -348,8 +348,8 @@ def require_in_range(
     values: Mapping[str, object], ranges: Mapping[str, Constraint] = RANGES
 ) -> None:
     """Raise ConfigError for the first value that is out of its range."""
-    for _, error in out_of_range(values, ranges):
-        raise ConfigError(error)
+    for key, error in out_of_range(values, ranges):
+        raise ConfigError(error, keys=(key,))
 
 
 def ranges_of(name: str) -> Mapping[str | int, Constraint]:

@@ -242,8 +242,9 @@ class RunSpec:
         try:
             yield
         except SbkitError as error:
-            if error.keys and not error.file:
-                error.message = f"{error.message} ({self.place(*error.keys)})"
+            place = self.place(*error.keys)
+            if error.keys and not error.file and place not in error.message:
+                error.message = f"{error.message} ({place})"
             raise
 
     def arguments_out_of_range(self) -> dict[Keys, str]:
@@ -350,7 +351,7 @@ def build_hparams(spec: RunSpec) -> Settings:
     search_folders(spec.document.module_folders)
     require_in_range(spec.settings)
     for keys, message in spec.arguments_out_of_range().items():
-        raise ConfigError(f"{message} ({spec.document.place(keys)})", keys=keys)
+        raise ConfigError(f"{message} ({spec.place(*keys)})", keys=keys)
     path: list[Node] = []  # from the root to the node that is being built
 
     class TracingLoader(Loader):
@@ -365,7 +366,7 @@ def build_hparams(spec: RunSpec) -> Settings:
     try:
         return Settings(frozen(load_hyperpyyaml(spec.text, loader=TracingLoader)))
     except Exception as error:  # any class or function that the YAML names may fail
-        raise _explain(error, path, spec.document) from error
+        raise _explain(error, path, spec) from error
 
 
 def _dump(tree: CommentedMap) -> str:
@@ -387,7 +388,7 @@ def referenced_key(node: object, keys: Keys) -> Keys:
     return referenced_paths(node)[0] if REFERENCE.fullmatch(text_of(node)) else keys
 
 
-def _explain(cause: Exception, path: list[Node], document: Document) -> ConfigError:
+def _explain(cause: Exception, path: list[Node], spec: RunSpec) -> ConfigError:
     """Explain why the last node of a path cannot be built."""
     keys: Keys = ()
     for parent, child in pairwise(path):
@@ -395,12 +396,12 @@ def _explain(cause: Exception, path: list[Node], document: Document) -> ConfigEr
         items = [(k.value, v) for k, v in parent.value] if is_map else enumerate(parent.value)
         keys = (*keys, *(key for key, node in items if node is child))
     kind, _, name = str(path[-1].tag).partition(":")
-    where = f"`{dotted(keys)}` ({document.place(keys)})"
+    document, where = spec.document, f"`{dotted(keys)}` ({spec.document.place(keys)})"
     if isinstance(cause, SbkitError):
         argument = (*keys, *cause.keys)
         if cause.keys and argument in document.places:
             keys = referenced_key(reduce(getitem, argument, document.root), argument)
-            where = document.place(keys)
+            where = spec.place(*keys)
         return ConfigError(f"{cause} ({where})", keys=keys)
     # HyperPyYAML puts its own text before the arguments of an error.
     reason = str(cause.args[-1] if cause.args else cause).partition("\n")[0]

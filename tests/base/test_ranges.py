@@ -44,6 +44,7 @@ from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import NAMED_VALUES
 from sbkit.data.prepared import DATA_KEYS
 from sbkit.models.encoder import AUDIO_PART_KEYS
+from sbkit.run.run import Run
 from sbkit.train.brain import Brain
 from sbkit.train.run_options import REFUSED_OPTIONS
 from tests.runs import ROOT
@@ -150,6 +151,9 @@ def test_infinity_is_refused_at_its_line_unless_a_class_takes_it(tmp_path: Path)
     assert len(keys) > 15
     for key, number in keys.items():
         assert found[f"{file}:{number}"].startswith(f"`{key}` must be finite, but is inf.")
+    with pytest.raises(ConfigError) as refused:  # as training does, also without the check
+        Run(file, {"output_folder": str(tmp_path / "run"), "check": False}).train()
+    assert str(refused.value).endswith(f"({file}:{keys[str(refused.value.keys[0])]})")
     assert math.inf in Range(or_infinite=True, advice="") and math.inf not in Range(advice="")
 
 
@@ -168,9 +172,10 @@ def test_mel_bin_without_a_frequency_is_refused_at_its_key(
     file = ROOT / f"hparams/{yaml}.yaml"
     lines = file.read_text(encoding="utf-8").splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.startswith("n_mels:"))
+    place = "override of n_mels" if "n_mels" in overrides else f"{yaml}.yaml:{number}"
     with pytest.raises(ConfigError) as refused:
         load_hparams(file, {"output_folder": str(tmp_path), **overrides})
-    assert text in str(refused.value) and str(refused.value).endswith(f"{yaml}.yaml:{number})")
+    assert text in str(refused.value) and str(refused.value).endswith(f"{place})")
     assert refused.value.keys == ("n_mels",)
     within = {"n_mels": 126} if yaml == "vad" else {"hop": 100, "n_mels": 110}
     load_hparams(file, {"output_folder": str(tmp_path), **within})
