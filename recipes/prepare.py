@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset, concatenate_datasets
 
-from sbkit.base.errors import DataError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json
 from sbkit.base.imports import user_digests
 from sbkit.base.ranges import DAY, RANGES, Constraint, Range
@@ -32,13 +32,16 @@ from sbkit.data.splits import (
 from sbkit.distributed.device import Placement
 from sbkit.train.recipe import Recipe
 
+MAX_BATCH_SECONDS = 1_000_000
 COMMON_RANGES = {  # the keys that every recipe here reads
     **TrainSampler.RANGES,
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),
         Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length."),
     ),
-    "eval_batch_seconds": Range(low=1, advice="120 is usual."),
+    # An upper limit, because a count of samples must fit into 64 bits.
+    "batch_seconds": Range(low=0, high=MAX_BATCH_SECONDS, advice="32 is usual."),
+    "eval_batch_seconds": Range(low=1, high=MAX_BATCH_SECONDS, advice="120 is usual."),
     **DATA_RANGES,
     **{name: RANGES[name] for name in ("corpus", "data_folder")},
 }
@@ -63,6 +66,12 @@ def prepare_audio(settings: SettingValues) -> Splits:
 
 
 def _prepare(settings: SettingValues) -> PreparedData:
+    shortest, longest = settings["min_seconds"], settings["max_seconds"]
+    if shortest > longest:
+        raise ConfigError(
+            f"`min_seconds` must be at most `max_seconds`, but is {shortest:g}, of {longest:g}.",
+            keys=("min_seconds",),
+        )
     corpus = corpus_of(settings)
     parse_mix_shares(settings.get("mix") or {}, corpus.roles()["train"])  # before audio is decoded
     return prepare(settings, corpus)

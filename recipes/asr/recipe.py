@@ -12,7 +12,16 @@ from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, max_unsegmented_samples
-from sbkit.base.ranges import KEYS, RANGES, SHARE, Constraint, Range, ValueType
+from sbkit.base.ranges import (
+    DROPOUT,
+    KEYS,
+    MAPPING,
+    RANGES,
+    SPEEDS,
+    Constraint,
+    Range,
+    ValueType,
+)
 from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
 from sbkit.data.batch import TextBatch
@@ -26,6 +35,7 @@ from sbkit.evaluate.wer import (
     ScoredUtterance,
     greedy_shares,
 )
+from sbkit.lm.ngram import MAX_ORDER
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.encoder import COMPOSED, ENCODER, Predictions
 from sbkit.models.loss import Loss, attention_loss, ctc
@@ -182,7 +192,13 @@ class AsrRecipe(CorpusRecipe, AsrTask):
         "inter_ctc_weight": Range(
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
-        "label_smoothing": SHARE,
+        "label_smoothing": DROPOUT,
+        **dict.fromkeys(
+            ("word_lm_order", "token_lm_order"),
+            Range(low=0, high=MAX_ORDER, integer=True, advice="Pass 0 for no model."),
+        ),
+        "text": replace(MAPPING, advice="Write {case: lower}."),
+        "speeds": SPEEDS,
         "language": ValueType(
             ("one language tag",),
             advice="For several, write mul, and the tables of all languages as `manifest`.",

@@ -13,7 +13,7 @@ from speechbrain import Stage
 from recipes.prepare import COMMON_RANGES, CorpusRecipe
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
-from sbkit.base.ranges import NON_NEGATIVE
+from sbkit.base.ranges import NON_NEGATIVE, SPEEDS, Constraint
 from sbkit.data.batch import Batch
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import spectral_distance
@@ -79,9 +79,12 @@ class CodecRecipe(CorpusRecipe, CodecTask):
     """Train a codec on audio."""
 
     brain = CodecBrain
-    ranges = COMMON_RANGES | dict.fromkeys(
-        ("mel_weight", "spectral_weight", "adversarial_weight"), NON_NEGATIVE
-    )
+    ranges: ClassVar[Mapping[str, Constraint]] = {
+        **COMMON_RANGES,
+        **dict.fromkeys(("mel_weight", "spectral_weight", "adversarial_weight"), NON_NEGATIVE),
+        "speeds": SPEEDS,
+        "discriminator_lr": NON_NEGATIVE,
+    }
     needs: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "discriminator_channels": {"adversarial_weight": "above 0"},
         "discriminator_lr": {"adversarial_weight": "above 0"},

@@ -11,10 +11,19 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.prepare import CorpusRecipe
+from recipes.prepare import COMMON_RANGES, CorpusRecipe
 from recipes.vad.data import NoisyClips, SpeechBatch, collate, prepare_speech
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.lengths import length_mask
+from sbkit.base.ranges import (
+    DECIBELS,
+    HOUR,
+    POSITIVE_COUNT,
+    SHARE,
+    TEXT,
+    Constraint,
+    Range,
+)
 from sbkit.config.hparams import Settings
 from sbkit.data.batch import Batch
 from sbkit.data.shard import Row
@@ -75,6 +84,14 @@ class VadRecipe(CorpusRecipe, VadTask):
     """Train a detector on clips in noise."""
 
     brain = VadBrain
+    ranges: ClassVar[Mapping[str, Constraint]] = {
+        **COMMON_RANGES,
+        **dict.fromkeys(("gain_db", "snr_db"), DECIBELS),
+        "silence_seconds": Range(low=0, high=HOUR, advice="Pass 0 for none."),
+        "noise_prob": SHARE,
+        "recognizer": TEXT,
+        "d_model": POSITIVE_COUNT,
+    }
     needs: ClassVar[Mapping[str, Mapping[str, str]]] = {"snr_db": {"noise_prob": "above 0"}}
     prepare_splits = staticmethod(prepare_speech)
 

@@ -21,7 +21,7 @@ once, for the first batch, and stay on the device; after that the host never wai
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,7 +37,15 @@ from sbkit.audio.io import find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.audio.random_draws import draw_uniform
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE
+from sbkit.base.ranges import (
+    DECIBELS,
+    HOUR,
+    NON_NEGATIVE_COUNT,
+    SHARE,
+    Constraint,
+    Range,
+    require_in_range,
+)
 from sbkit.base.units import SAMPLE_RATE, seconds_to_samples
 
 MAX_NOISE_SECONDS = 3600  # per folder, 115 MB on the device; each of its files gives an equal part
@@ -219,7 +227,7 @@ class NoiseClips(NamedTuple):
 class _FolderAugmentation(nn.Module):
     """Apply a random file of a folder to each utterance, with probability ``prob``."""
 
-    RANGES: ClassVar = {"prob": SHARE}
+    RANGES: ClassVar[Mapping[str, Constraint]] = {"prob": SHARE}
 
     def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
@@ -249,6 +257,8 @@ class AddNoise(_FolderAugmentation):
     snr_db: the lowest and the highest ratio, in dB.
     """
 
+    RANGES: ClassVar[Mapping[str, Constraint]] = {**_FolderAugmentation.RANGES, "snr_db": DECIBELS}
+
     def __init__(
         self,
         *,
@@ -258,11 +268,7 @@ class AddNoise(_FolderAugmentation):
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
-        is_pair = isinstance(snr_db, Sequence) and len(snr_db) == 2
-        if not is_pair or not all(isinstance(ratio, int | float) for ratio in snr_db):
-            raise ConfigError(
-                f"`snr_db` of AddNoise must be two numbers, such as [5, 20], but is {snr_db!r}."
-            )
+        require_in_range({"snr_db": snr_db}, self.RANGES)
         self.min_snr_db, self.max_snr_db = map(float, snr_db)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -295,7 +301,10 @@ class AddPauses(nn.Module):
     max_seconds: the longest total duration of both pauses.
     """
 
-    RANGES: ClassVar = {"prob": SHARE, "max_seconds": NON_NEGATIVE}
+    RANGES: ClassVar = {
+        "prob": SHARE,
+        "max_seconds": Range(low=0, high=HOUR, advice="Pass 0 for none."),
+    }
 
     def __init__(
         self, *, prob: float = 0.3, max_seconds: float = 2.0, sample_rate: int = SAMPLE_RATE

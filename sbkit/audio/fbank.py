@@ -8,7 +8,8 @@ sherpa-onnx compute. Audio is in the scale of int16 (-32768 to 32767), as in Kal
 """
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -17,12 +18,15 @@ from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling, length_mask, sum_dtype
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import Range
+from sbkit.base.messages import plural
+from sbkit.base.ranges import Range, ValueType, require_in_range
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 
 PREEMPHASIS = 0.97
 MIN_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
 MIN_SAMPLE_RATE = 1000  # Hz; below, no mel filter is left above MIN_HZ
+HERTZ = Range(low=MIN_SAMPLE_RATE, integer=True, advice="Write hertz, such as 16000.")
+N_MELS = Range(low=3, high=1024, integer=True, advice="80 is usual.")
 EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
 # Windows that a trained model transforms at a time on the CPU. All of 30 s at once take 62 MB
 # instead of 20 and, in one thread, 1.2 times as long. Training would gain nothing from parts.
@@ -57,18 +61,18 @@ class Fbank(nn.Module):
     """
 
     RANGES: ClassVar = {
-        "n_mels": Range(low=3, integer=True, advice="80 is usual."),
-        "sample_rate": Range(
-            low=MIN_SAMPLE_RATE, integer=True, advice="Write hertz, such as 16000."
-        ),
+        "n_mels": N_MELS,
+        "sample_rate": HERTZ,
+        "level": ValueType(LEVEL_CHOICES, advice="utterance is usual; running is for streaming."),
     }
     normalizes_clips = True
 
     def __init__(
         self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE, level: str = "none"
     ) -> None:
-        if level not in LEVEL_CHOICES:
-            raise ConfigError(f"`level` must be {', '.join(LEVEL_CHOICES)}, but is {level!r}.")
+        require_in_range({"level": level}, self.RANGES)
+        make_filters = partial(mel_filters, sample_rate=sample_rate, device=torch.device("cpu"))
+        require_no_empty_bin(make_filters, n_mels, f"{sample_rate} Hz")
         super().__init__()
         self.n_mels = n_mels
         self.sample_rate = sample_rate
@@ -226,6 +230,23 @@ def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     mels = 1127.0 * (1.0 + sample_rate / size * torch.arange(size // 2) / 700.0).log()
     filters = nn.functional.pad(triangles(mels, corners), (0, 0, 0, 1))  # none at half the rate
     return filters.repeat_interleave(2, dim=0).to(device, non_blocking=True)
+
+
+def require_no_empty_bin(
+    make_filters: Callable[[int], Tensor], n_mels: int, transform: str
+) -> None:
+    """Raise ConfigError if a mel bin lies between two frequencies of the transform."""
+
+    def count_empty(bins: int) -> int:
+        return int((~make_filters(bins).any(0)).sum())
+
+    if num_empty := count_empty(n_mels):
+        most = next(bins for bins in range(n_mels - 1, -1, -1) if not count_empty(bins))
+        raise ConfigError(
+            f"`n_mels` must be at most {most} for {transform}, but is {n_mels}: "
+            f"{plural(num_empty, 'bin')} would have no frequency of the window.",
+            keys=("n_mels",),
+        )
 
 
 def triangles(positions: Tensor, corners: Tensor) -> Tensor:

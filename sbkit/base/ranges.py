@@ -10,12 +10,19 @@ from typing import Any
 
 from sbkit.base.errors import ConfigError
 
-DAY = 24 * 60 * 60  # seconds
+HOUR, DAY = 60 * 60, 24 * 60 * 60  # seconds
 # Words for true and false (yaml.org/type/bool.html); YAML 1.2 reads most of them as text.
 FLAG_WORDS = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False
 )
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+
+
+def is_finite(value: object) -> bool:
+    """Return whether a value, or all that its lists and mappings hold, is neither .inf nor .nan."""
+    if isinstance(value, Mapping | list | tuple):
+        return all(map(is_finite, value.values() if isinstance(value, Mapping) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +37,7 @@ class Constraint(Container[object]):
 
 @dataclass(frozen=True, kw_only=True)
 class Range(Constraint):
-    """Numbers in a range, and optionally null or a word.
+    """Finite numbers in a range, and optionally infinity, null or a word.
 
     >>> share = Range(low=0, high=1, advice="0 is none, 1 is all.")
     >>> 0.5 in share, "half" in share, str(share)
@@ -40,6 +47,7 @@ class Range(Constraint):
     low: float = -math.inf
     high: float = math.inf
     integer: bool = False
+    or_infinite: bool = False
     or_null: bool = False
     word: str | None = None  # may replace the number
 
@@ -50,7 +58,7 @@ class Range(Constraint):
             return value == self.word
         if isinstance(value, bool) or not isinstance(value, int if self.integer else int | float):
             return False
-        return self.low <= value <= self.high
+        return self.low <= value <= self.high and (self.or_infinite or is_finite(value))
 
     def __str__(self) -> str:
         alternatives = "null or " * self.or_null + (f"{self.word} or " if self.word else "")
@@ -73,16 +81,43 @@ class Range(Constraint):
         return f"Use a point: {number}." if mark == "," and not is_group else f"Write {number}."
 
 
+@dataclass(frozen=True, kw_only=True)
+class NumberList(Constraint):
+    """Lists of numbers in a range; of two, the lower one first, if ``is_interval``."""
+
+    item: Range
+    is_interval: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, list | tuple) or not value:
+            return False
+        if not all(number in self.item for number in value):
+            return False
+        return not self.is_interval or (len(value) == 2 and value[0] <= value[1])
+
+    def __str__(self) -> str:
+        return f"{'[LOWEST, HIGHEST]' if self.is_interval else 'a list'}, each {self.item}"
+
+    def advice_for(self, value: object) -> str:
+        return f"Write [{value}]." if value in self.item and not self.is_interval else self.advice
+
+
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
+DROPOUT = Range(low=0, high=0.99, advice="At 1, nothing would be left to learn from.")
 NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
 POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
+DECIBELS = NumberList(
+    item=Range(low=-200, high=200, advice=""), is_interval=True, advice="[0, 30] is such a range."
+)
+SPEEDS = NumberList(item=Range(low=0.1, high=10, advice=""), advice="Write [1.0] for no change.")
 
 
 def _are_texts(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) and value.strip() for value in values)
 
 
+MAPPING_OF_NAMES = "a mapping with names as keys"
 VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "true or false": lambda value: isinstance(value, bool),
@@ -94,33 +129,40 @@ VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
     "1": lambda value: value == 1,
     "above 0": lambda value: isinstance(value, int | float) and value > 0,
     "below 1": lambda value: isinstance(value, int | float) and value < 1,
+    "a list of paths": lambda value: isinstance(value, list) and _are_texts(value),
     "a mapping with `all`": lambda value: isinstance(value, Mapping) and "all" in value,
     "[]": lambda value: value == [],
     "{}": lambda value: value == {},
     "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
-    "a mapping with names as keys": lambda value: (
+    MAPPING_OF_NAMES: lambda value: (
         isinstance(value, Mapping) and value != {} and _are_texts(value)
     ),
     "a mapping of texts": lambda value: isinstance(value, Mapping) and value != {},  # or of lists
     "a mapping to shares above 0": lambda value: (
-        VALUE_FORMS["a mapping with names as keys"](value)
+        VALUE_FORMS[MAPPING_OF_NAMES](value)
         and all(share in SHARE and share > 0 for share in value.values())
     ),
 }
 
 
+def _has_form(value: object, form: str | int) -> bool:
+    if form in VALUE_FORMS:
+        return VALUE_FORMS[str(form)](value)
+    return isinstance(value, type(form)) and value == form
+
+
 @dataclass(frozen=True)
 class ValueType(Constraint):
-    """Values other than numbers: fixed words, and values in one of several `VALUE_FORMS`."""
+    """Fixed words or numbers, and values in one of several `VALUE_FORMS`."""
 
-    forms: tuple[str, ...]
+    forms: tuple[str | int, ...]
     advice: str = field(default="Write text in quotes.", kw_only=True)
 
     def __contains__(self, value: object) -> bool:
-        return any(VALUE_FORMS[f](value) if f in VALUE_FORMS else value == f for f in self.forms)
+        return is_finite(value) and any(_has_form(value, form) for form in self.forms)
 
     def __str__(self) -> str:
-        return " or ".join(self.forms)
+        return " or ".join(map(str, self.forms))
 
     def advice_for(self, value: object) -> str:
         """Say how to correct a value: text in place of a list needs brackets."""
@@ -136,7 +178,7 @@ ARGUMENT = ValueType(
 TEXT = ValueType(("null", "text"), advice="Write null for none.")
 TEXTS = ValueType(("null", "text", "a list of texts"), advice="Write null for none.")
 LIST = ValueType(("null", "[]", "a list of texts"), advice="Write [] for none.")
-MAPPING = ValueType(("null", "{}", "a mapping with names as keys"), advice="Write {} for none.")
+MAPPING = ValueType(("null", "{}", MAPPING_OF_NAMES), advice="Write {} for none.")
 FILE_MAPPING = ValueType(("null", "a mapping of texts"), advice="Write null for none.")
 TEXT_MAPPING = ValueType(("null", "{}", "a mapping of texts"), advice="Write {} for none.")
 
@@ -172,6 +214,9 @@ KEYS: Mapping[str, Key] = {
     "lm_text": Key(TEXTS, needs={"word_lm_order": "above 0", "token_lm_order": "above 0"}),
     **dict.fromkeys(("manifest", "splits"), Key(FILE_MAPPING)),
     "where": Key(TEXT_MAPPING),
+    "freeze": Key(
+        ValueType(("null", "a list of paths", "{}", MAPPING_OF_NAMES), advice="Write [] for none.")
+    ),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "columns": Key(
         replace(TEXT_MAPPING, advice="Write {text: COLUMN}."),
@@ -180,7 +225,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "encoding": Key(TEXT, None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
     "split_shares": Key(
-        ValueType(("null", "a mapping with names as keys"), advice="Write null for the usual."),
+        ValueType(("null", MAPPING_OF_NAMES), advice="Write null for the usual."),
         None,
         "of the speakers of `all` without a column `split`; null: {dev: 0.1, test: 0.1}",
         needs={"manifest": "a mapping with `all`"},
@@ -262,7 +307,7 @@ KEYS: Mapping[str, Key] = {
     # Without a default: SpeechBrain refuses it beside `ckpt_interval_steps`, of optimizer steps.
     "ckpt_interval_minutes": Key(Range(advice="Pass 0 to save only after an epoch.")),  # or below 0
     "ema_decay": Key(
-        SHARE,
+        Range(low=0, high=0.999999, advice="At 1, the average would stay the initial weights."),
         0.0,
         "moving average of the weights, with average_checkpoints: 1; 0: none",
         needs={"average_checkpoints": "1"},
@@ -298,15 +343,20 @@ def as_flag(value: object) -> object:
 
 def range_error(key: str, value: object, range_: Constraint) -> str:
     """Write why a value is refused, and what to do."""
-    return f"`{key}` must be {range_}, but is {value!r}. {range_.advice_for(value)}"
+    must_be, advice = str(range_), range_.advice_for(value)
+    if not is_finite(value):
+        must_be = "finite"
+        if range_ is ARGUMENT:
+            advice = "A class that takes infinity declares it, by a Range with `or_infinite`."
+    return f"`{key}` must be {must_be}, but is {value!r}. {advice}"
 
 
 def require_in_range(
     values: Mapping[str, object], ranges: Mapping[str, Constraint] = RANGES
 ) -> None:
     """Raise ConfigError for the first value that is out of its range."""
-    for _, error in out_of_range(values, ranges):
-        raise ConfigError(error)
+    for key, error in out_of_range(values, ranges):
+        raise ConfigError(error, keys=(key,))
 
 
 def ranges_of(name: str) -> Mapping[str | int, Constraint]:
@@ -315,4 +365,14 @@ def ranges_of(name: str) -> Mapping[str | int, Constraint]:
         builder: Any = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    return getattr(builder, "RANGES", None) or getattr(builder, "ranges", {})
+    declared = getattr(builder, "RANGES", None) or getattr(builder, "ranges", {})
+    return {**_ranges_of_library(name), **declared}
+
+
+def _ranges_of_library(name: str) -> Mapping[str | int, Constraint]:
+    """Return ranges of arguments of classes that declare none: optimizers and the epoch counter."""
+    if name == "speechbrain.utils.epoch_loop.EpochCounter":
+        return {"limit": RANGES["number_of_epochs"]}
+    if name.startswith("torch.optim."):
+        return {key: RANGES[key] for key in ("lr", "weight_decay")}
+    return {}

@@ -134,6 +134,7 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
                     f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}.",
                     keys=("model",),
                 )
+            learnable = {id(p) for p in model.parameters() if p.requires_grad}
             brain = make_brain(run_copy, **CPU_OPTIONS)
             reached = [*reachable({**dict(run_copy.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
@@ -144,6 +145,7 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
             brain=brain,
             reached=reached,
             helpers=helpers,
+            learnable=learnable,
             dry_run=small_steps,
         )
         if run.sampler is not None:

@@ -1,7 +1,7 @@
 """The input of the checks: the YAML that is checked, the objects of its run, and a Brain to try."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -160,6 +160,7 @@ class CheckedRun:
     brain: a Brain of the copy's objects on the CPU, made like the run's.
     reached: every object within the objects and the Brain, before any step, with its path.
     helpers: hashes of the frozen modules beside the model, before any step.
+    learnable: ids of the model's parameters that require a gradient as they are built.
     dry_run: the results of small steps of the Brain.
     initial_weights, cost: found by checks, for `sbkit check` to print: lines about the weights that
         training starts from, and what was measured.
@@ -170,6 +171,7 @@ class CheckedRun:
     brain: Brain
     reached: Sequence[tuple[Keys, object]] = field(repr=False)
     helpers: Mapping[str, str]
+    learnable: Set[int] = field(repr=False)
     dry_run: DryRun
     initial_weights: list[str] = field(default_factory=list)
     cost: Cost | None = None

@@ -37,7 +37,7 @@ from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain, training_loss
 from sbkit.train.evaluation import mean_over_ranks
 from sbkit.train.nonfinite import ids_of
-from sbkit.train.optimizers import named_parameters
+from sbkit.train.optimizers import FREEZE, named_parameters, parameters_at
 from sbkit.train.schedule import set_rate
 from sbkit.train.setup import PreparedRun, build_again, make_brain
 from sbkit.train.step import as_loss
@@ -54,6 +54,10 @@ MAX_STATE_CHANGE = 1e-3
 UNUSED_FIX = (
     "Use it in the recipe, `freeze` it, or take it out of the YAML; for a decoder, set "
     "`num_decoder_layers: 0`."
+)
+UNRUN_FIX = (
+    "Take it out of the YAML and of `model`, or let it run; for a decoder's head, set "
+    "`num_decoder_layers` to at least 1 and `ctc_weight` below 1."
 )
 ZERO_FIX = "Look for round(), sign(), clamp() or a factor of 0 between it and the loss."
 MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in another order
@@ -289,6 +293,26 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
     for (key, reason, fix), paths in groups.items():
         problem = f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {reason}"
         yield run.finding(key, problem=problem, fix=fix, stops=fix is not ZERO_FIX)
+    yield from _frozen_by_code(run)
+
+
+def _frozen_by_code(run: CheckedRun) -> Iterator[Finding]:
+    """Note the parts of the network that the Brain freezes by itself, such as an unused head."""
+    objects, brain = dict(run.copy.hparams.items()), run.brain  # marks no key as read
+    declared = [parameters_at(path, objects, FREEZE) for path in brain.training_step.freezing.steps]
+    frozen_by_key = {id(parameter) for parameters in declared for parameter in parameters}
+    for name in (*brain.parts, *brain.optional_parts):
+        part = objects.get(name)
+        parameters = [*part.parameters()] if isinstance(part, nn.Module) else []
+        learnable = [p for p in parameters if id(p) in run.learnable - frozen_by_key]
+        if learnable and not any(p.requires_grad for p in learnable):
+            kind, is_run = type(brain).__name__, id(part) in run.dry_run.called
+            yield run.note(
+                name,
+                problem=f"`{name}` is declared, but {'' if is_run else 'nothing runs it, and '}"
+                f"{kind} freezes it, so it never learns",
+                fix=f"Declare it: `freeze: [{name}]`." if is_run else UNRUN_FIX,
+            )
 
 
 def _switches(run: CheckedRun) -> dict[str, set[int]]:

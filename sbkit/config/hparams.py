@@ -57,7 +57,7 @@ class MissingSettingError(ConfigError, KeyError, AttributeError):
 
 
 class Settings(Mapping[str, Any]):
-    """The hyperparameters of a YAML by key, which cannot be changed.
+    """The hyperparameters of a YAML by key, which cannot be changed; nor can lists within a run's.
 
     `settings["lr"]` records the key as read, for `sbkit check`. So do `get`, `in` and a copy, which
     call it; `items` and `values` record nothing.
@@ -99,6 +99,43 @@ class Settings(Mapping[str, Any]):
         settings = Settings({**self._values, **values})
         settings.names_read = self.names_read
         return settings
+
+
+class _Unchangeable:
+    """Refuse what changes a list or a dictionary."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise TypeError("The settings of a run cannot be changed. Pass overrides when it is made.")
+
+    __setitem__ = __delitem__ = __iadd__ = __ior__ = append = extend = insert = _refuse
+    remove = pop = popitem = clear = sort = reverse = update = setdefault = _refuse
+
+
+class FrozenDict(_Unchangeable, dict[Any, Any]):
+    """A dictionary that cannot be changed."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle would fill an empty one
+        return FrozenDict, (dict(self),)
+
+
+class FrozenList(_Unchangeable, list[Any]):
+    """A list that cannot be changed."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenList, (list(self),)
+
+
+def frozen(value: Any) -> Any:
+    """Copy the dictionaries and lists in a value as ones that cannot be changed."""
+    if isinstance(value, dict):
+        return FrozenDict({key: frozen(item) for key, item in value.items()})
+    return FrozenList(map(frozen, value)) if isinstance(value, list) else value
 
 
 class SettingAttributes:
@@ -228,8 +265,9 @@ class RunSpec:
         try:
             yield
         except SbkitError as error:
-            if error.keys and not error.file:
-                error.message = f"{error.message} ({self.place(*error.keys)})"
+            place = self.place(*error.keys)
+            if error.keys and not error.file and place not in error.message:
+                error.message = f"{error.message} ({place})"
             raise
 
     def arguments_out_of_range(self) -> dict[Keys, str]:
@@ -245,8 +283,7 @@ class RunSpec:
             for name, child in children(node):
                 range_ = ranges.get(name, ARGUMENT)
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
-                is_whole = REFERENCE.fullmatch(text_of(child))
-                path = referenced_paths(child)[0] if is_whole else (*keys, name)
+                path = referenced_key(child, (*keys, name))
                 if not (holds_object(value) or value in range_):
                     errors.setdefault(path, range_error(dotted(path), value, range_))
         return errors
@@ -298,7 +335,7 @@ def make_spec(
         declared=declared,
         document=document,
         tree=tree,
-        settings=Settings(settings),
+        settings=Settings(frozen(settings)),
         defaults=defaults,
         recipe=recipe,
         target=target,
@@ -350,7 +387,7 @@ def build_hparams(spec: RunSpec) -> Settings:
     search_folders(spec.document.module_folders)
     require_in_range(spec.settings)
     for keys, message in spec.arguments_out_of_range().items():
-        raise ConfigError(f"{message} ({spec.document.place(keys)})", keys=keys)
+        raise ConfigError(f"{message} ({spec.place(*keys)})", keys=keys)
     path: list[Node] = []  # from the root to the node that is being built
 
     class TracingLoader(Loader):
@@ -363,9 +400,9 @@ def build_hparams(spec: RunSpec) -> Settings:
             return value
 
     try:
-        return Settings(load_hyperpyyaml(spec.text, loader=TracingLoader))
+        return Settings(frozen(load_hyperpyyaml(spec.text, loader=TracingLoader)))
     except Exception as error:  # any class or function that the YAML names may fail
-        raise _explain(error, path, spec.document) from error
+        raise _explain(error, path, spec) from error
 
 
 def _dump(tree: CommentedMap) -> str:
@@ -382,7 +419,12 @@ def _dump(tree: CommentedMap) -> str:
     return stream.getvalue()
 
 
-def _explain(cause: Exception, path: list[Node], document: Document) -> ConfigError:
+def referenced_key(node: object, keys: Keys) -> Keys:
+    """Return the key that an argument at ``keys`` refers to, or its own."""
+    return referenced_paths(node)[0] if REFERENCE.fullmatch(text_of(node)) else keys
+
+
+def _explain(cause: Exception, path: list[Node], spec: RunSpec) -> ConfigError:
     """Explain why the last node of a path cannot be built."""
     keys: Keys = ()
     for parent, child in pairwise(path):
@@ -390,8 +432,12 @@ def _explain(cause: Exception, path: list[Node], document: Document) -> ConfigEr
         items = [(k.value, v) for k, v in parent.value] if is_map else enumerate(parent.value)
         keys = (*keys, *(key for key, node in items if node is child))
     kind, _, name = str(path[-1].tag).partition(":")
-    where = f"`{dotted(keys)}` ({document.place(keys)})"
+    document, where = spec.document, f"`{dotted(keys)}` ({spec.document.place(keys)})"
     if isinstance(cause, SbkitError):
+        argument = (*keys, *cause.keys)
+        if cause.keys and argument in document.places:
+            keys = referenced_key(reduce(getitem, argument, document.root), argument)
+            where = spec.place(*keys)
         return ConfigError(f"{cause} ({where})", keys=keys)
     # HyperPyYAML puts its own text before the arguments of an error.
     reason = str(cause.args[-1] if cause.args else cause).partition("\n")[0]

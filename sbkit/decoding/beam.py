@@ -4,14 +4,14 @@ Legend: U frames, V vocabulary.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import FLAG, Range, require_in_range
+from sbkit.base.ranges import FLAG, MAPPING, Range, require_in_range
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.decoder import WORD_WEIGHTS, DecoderWeights, rescore
 from sbkit.decoding.greedy import Hypothesis, near_speech
@@ -63,6 +63,7 @@ class BeamDecoder:
     RANGES: ClassVar = {
         "beam_size": Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice="32 is usual."),
         "attention_rescoring": FLAG,
+        "weights": replace(MAPPING, advice="Write null to fit them."),
     }
     phrases: tuple[str, ...] = ()
 

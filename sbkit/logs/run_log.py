@@ -22,7 +22,6 @@ from sbkit.base.files import (
     read_file,
     to_json,
     write_bytes_atomically,
-    write_text_atomically,
 )
 
 logger = logging.getLogger(__name__)
@@ -101,9 +100,8 @@ class SplitFigures(LoggedFigures):
     decoder: str | None = None
 
 
-FIGURE_NAMES = {"kind"} | {
-    figure.name for kind in (StepFigures, EpochFigures, SplitFigures) for figure in fields(kind)
-}
+KINDS = {figures.kind: figures for figures in (StepFigures, EpochFigures, SplitFigures)}
+FIGURE_NAMES = {"kind"} | {figure.name for kind in KINDS.values() for figure in fields(kind)}
 
 
 def require_free_name(name: str, metrics: Collection[str]) -> None:
@@ -116,7 +114,7 @@ def require_free_name(name: str, metrics: Collection[str]) -> None:
 
 
 def read_log(path: Path | str) -> list[Record]:
-    """Read a run's records, skipping a line that a killed run left incomplete.
+    """Read a run's records, without lines of the user's own, or left incomplete by a killed run.
 
     path: the `train_log.jsonl` of a run; a missing file is an empty log. The `kind` of a record is
         "step", "epoch" or "test".
@@ -131,7 +129,7 @@ def read_log(path: Path | str) -> list[Record]:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict):
+        if isinstance(record, dict) and record.get("kind") in KINDS:
             records.append(record)
     return records
 
@@ -142,41 +140,28 @@ class RunLog:
     ``write`` passes each line to the operating system before it returns, so a killed run loses at
     most its last line.
 
-    resume_step: records after this step are dropped; a new run has step 0, and drops all records.
-    before_validation: whether the checkpoint was saved before the validation of its epoch. If so,
-        the record of this epoch is dropped, too.
-    keep_test: whether test figures up to ``resume_step`` stay; a test replaces all of them.
+    size: bytes of the log that stay, as the checkpoint has them; the first write drops what follows
+        them. A log that is only opened stays as it is.
+    step: points of TensorBoard's curves after this step are dropped.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        resume_step: int = 0,
-        before_validation: bool = False,
-        keep_test: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, *, size: int = 0, step: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / LOG_FILE
-
-        def is_before_checkpoint(record: Record) -> bool:
-            if record["kind"] == SplitFigures.kind and not keep_test:
-                return False
-            if record["kind"] == EpochFigures.kind and before_validation:
-                return bool(record["step"] < resume_step)
-            return bool(record["step"] <= resume_step)
-
-        if self._path.exists():
-            records = filter(is_before_checkpoint, read_log(self._path)) if resume_step else ()
-            write_text_atomically(self._path, "".join(to_json(record) + "\n" for record in records))
-        self._curves = _open_tensorboard(folder / "tensorboard", resume_step + 1)
+        self._curves = _open_tensorboard(folder / "tensorboard", step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self.size = min(size, self._path.stat().st_size)
+        self._is_cut = False
 
     def write(self, figures: LoggedFigures) -> None:
         """Add a line to the log, and a point to each curve of TensorBoard."""
         record = figures.as_record()
         with os_errors_name(self._path):
+            if not self._is_cut:
+                self._file.truncate(self.size)
+                self._is_cut = True
             self._file.write(to_json(record) + "\n")
+            self.size = self._path.stat().st_size
         group = record.get("split", record["kind"])  # each test set has its own curves
         for name, value in record.items():
             # A metric may be a number of numpy, such as np.float32, which is no float.

@@ -1,4 +1,4 @@
-"""The encoder of every task: (audio, audio_lengths) -> (states, frame_lengths).
+"""The encoder of a recognizer or the like: (audio, audio_lengths) -> (states, frame_lengths).
 
 Legend: B utterances, S samples, T features, U frames of the encoder, M values of a
 feature, D model width, V vocabulary, L tokens.
@@ -105,7 +105,7 @@ def make_encoder(parts: Mapping[str, nn.Module | None]) -> Encoder:
 
 
 class AcousticModel:
-    """An encoder and its heads, all owned by the one ModuleList; the base of every task's model."""
+    """An encoder and its heads, all owned by the one ModuleList: the base of a recognizer."""
 
     def __init__(
         self, *, model: nn.ModuleList, encoder: Encoder, heads: Mapping[str, nn.Module | None]

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling, length_mask
-from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import POSITIVE_COUNT
+from sbkit.base.ranges import POSITIVE_COUNT, ValueType, require_in_range
 from sbkit.models.layers import FrameConv, GlobalNorm
-from sbkit.models.streaming import EncoderState, last_frames
+from sbkit.models.streaming import STREAMING, EncoderState, last_frames
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio, and three 29 frames, 305 ms
 STRIDE = 2
@@ -43,7 +42,11 @@ class ConvFrontEnd(nn.Module):
     (torch.Size([1, 25, 144]), tensor([25]))
     """
 
-    RANGES: ClassVar = dict.fromkeys(("n_mels", "channels", "d_model"), POSITIVE_COUNT)
+    RANGES: ClassVar = {
+        **dict.fromkeys(("n_mels", "channels", "d_model"), POSITIVE_COUNT),
+        "subsampling": ValueType((*NUM_CONVS,), advice="4 suits characters."),
+        "streaming": STREAMING,
+    }
 
     def __init__(
         self,
@@ -55,8 +58,7 @@ class ConvFrontEnd(nn.Module):
         subsampling: int = 4,
         streaming: Mapping[str, int] | None = None,
     ) -> None:
-        if subsampling not in NUM_CONVS:
-            raise ConfigError(f"`subsampling` must be 4 or 8, but is {subsampling!r}.")
+        require_in_range({"subsampling": subsampling}, self.RANGES)
         super().__init__()
         self.subsampling = Subsampling(subsampling, offset=subsampling - 1)  # rounds up
         self.normalize = normalize

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from sbkit.base.errors import DataError
-from sbkit.base.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
+from sbkit.base.ranges import DROPOUT, NON_NEGATIVE_COUNT, POSITIVE_COUNT
 
 
 class LinearStack(nn.Sequential):
@@ -21,7 +21,7 @@ class LinearStack(nn.Sequential):
     whose statistics include the padding.
     """
 
-    RANGES: ClassVar = {"size": POSITIVE_COUNT, "layers": NON_NEGATIVE_COUNT, "dropout": SHARE}
+    RANGES: ClassVar = {"size": POSITIVE_COUNT, "layers": NON_NEGATIVE_COUNT, "dropout": DROPOUT}
 
     def __init__(self, *, size: int, layers: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -38,6 +38,10 @@ class FrameConv(nn.Conv1d):
     backward, this one 1.0 ms (eight utterances of 180 frames, 144 channels, two cores). In bfloat16
     oneDNN's 2-D kernel never returns for 16 channels (torch 2.11).
     """
+
+    RANGES: ClassVar = dict.fromkeys(
+        ("in_channels", "out_channels", "kernel_size", "stride"), POSITIVE_COUNT
+    )
 
     def forward(self, x: Tensor) -> Tensor:
         return self._convolve_on_cpu(x) if x.device.type == "cpu" else self._convolve(x)
@@ -153,6 +157,7 @@ class GlobalNorm(nn.Module):
     mean: Tensor
     std: Tensor
     frames: Tensor
+    RANGES: ClassVar = {"n_mels": POSITIVE_COUNT}
 
     def __init__(self, *, n_mels: int = 80) -> None:
         super().__init__()

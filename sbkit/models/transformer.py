@@ -23,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import FLAG, NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
+from sbkit.base.ranges import DROPOUT, FLAG, NON_NEGATIVE_COUNT, POSITIVE_COUNT, ValueType
 from sbkit.base.units import SHIFT_MS
 from sbkit.models.layers import Dropout, FrameConv
-from sbkit.models.streaming import BlockState, EncoderState, StreamingConfig, last_frames
+from sbkit.models.streaming import STREAMING, BlockState, EncoderState, StreamingConfig, last_frames
 
 ROTARY_BASE = 10_000.0
 NON_CUDNN_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -67,8 +67,11 @@ class Transformer(nn.Module):
         **dict.fromkeys(("d_model", "nhead", "d_ffn", "kernel_size"), POSITIVE_COUNT),
         "num_encoder_layers": POSITIVE_COUNT,
         "num_decoder_layers": NON_NEGATIVE_COUNT,
-        "dropout": SHARE,
+        "encoder_module": ValueType(("conformer", "transformer"), advice="conformer is usual."),
+        "subsampling": POSITIVE_COUNT,
+        "dropout": DROPOUT,
         "gradient_checkpointing": FLAG,
+        "streaming": STREAMING,
     }
 
     def __init__(

@@ -5,21 +5,23 @@ D model width.
 """
 
 import math
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
 
-from sbkit.audio.fbank import MIN_HZ, triangles
+from sbkit.audio.fbank import HERTZ, MIN_HZ, N_MELS, require_no_empty_bin, triangles
 from sbkit.audio.lengths import length_mask
-from sbkit.base.ranges import Range
+from sbkit.base.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, Range
 from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
 WINDOW_HOPS = 4  # also the number of windows that overlap at each sample
 FRAME_HOPS = 2
 MIN_MEL_MAGNITUDE = 1e-5  # the logarithm is taken of at least this, for audio between -1 and 1
 MAX_LOG_MAGNITUDE = 6.0
+HOP = Range(low=2, integer=True, advice="200 is 12.5 ms at 16 kHz.")
 BLOCK_CONTEXT = 3  # frames that a block sees to each side
 
 
@@ -44,6 +46,15 @@ def inverse_basis(window: int) -> Tensor:
     return (torch.fft.irfft(torch.cat([unit, 1j * unit]), n=window) * hann).float()
 
 
+def htk_filters(n_mels: int, *, hop: int, sample_rate: int) -> Tensor:
+    """Return triangles of equal width on HTK's mel scale: (F, M)."""
+    nyquist = sample_rate / 2
+    lowest, highest = (2595.0 * math.log10(1.0 + hz / 700.0) for hz in (MIN_HZ, nyquist))
+    mels = torch.linspace(lowest, highest, n_mels + 2)
+    corners = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
+    return triangles(torch.linspace(0, sample_rate // 2, WINDOW_HOPS * hop // 2 + 1), corners)
+
+
 def window_margins(hop: int) -> tuple[int, int]:
     """Return the samples of a window before and after the hop in its center."""
     margins = (WINDOW_HOPS - 1) * hop
@@ -60,22 +71,17 @@ class LogMel(nn.Module):
 
     basis: Tensor
     filters: Tensor
-    RANGES: ClassVar = {"hop": Range(low=2, integer=True, advice="200 is 12.5 ms at 16 kHz.")}
+    RANGES: ClassVar = {"n_mels": N_MELS, "hop": HOP, "sample_rate": HERTZ}
 
     def __init__(self, *, n_mels: int, hop: int, sample_rate: int) -> None:
         super().__init__()
         self.hop_samples = hop
         self.frame_samples = FRAME_HOPS * hop
         self.sample_rate = sample_rate  # Hz
-        basis = fourier_basis(WINDOW_HOPS * hop)
-        num_frequencies = basis.shape[1] // 2
-        nyquist = sample_rate / 2
-        lowest, highest = (2595.0 * math.log10(1.0 + hz / 700.0) for hz in (MIN_HZ, nyquist))
-        mels = torch.linspace(lowest, highest, n_mels + 2)  # on HTK's scale
-        corners = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
-        filters = triangles(torch.linspace(0, sample_rate // 2, num_frequencies), corners)
-        self.register_buffer("basis", basis, persistent=False)
-        self.register_buffer("filters", filters, persistent=False)  # (F, M)
+        make_filters = partial(htk_filters, hop=hop, sample_rate=sample_rate)
+        require_no_empty_bin(make_filters, n_mels, f"a hop of {hop} at {sample_rate} Hz")
+        self.register_buffer("basis", fourier_basis(WINDOW_HOPS * hop), persistent=False)
+        self.register_buffer("filters", make_filters(n_mels), persistent=False)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         before, after = window_margins(self.hop_samples)
@@ -130,6 +136,11 @@ class ConvNeXt(nn.ModuleList):
 class VocoderEncoder(nn.Module):
     """Encode features: (B, U, 2 M), (B, U, 1) -> (B, U, D)."""
 
+    RANGES: ClassVar = {
+        **dict.fromkeys(("n_mels", "d_model", "d_ffn"), POSITIVE_COUNT),
+        "num_layers": NON_NEGATIVE_COUNT,
+    }
+
     def __init__(self, *, n_mels: int, d_model: int, d_ffn: int, num_layers: int) -> None:
         super().__init__()
         self.normalize = GlobalNorm(n_mels=FRAME_HOPS * n_mels)
@@ -149,6 +160,11 @@ class VocoderDecoder(nn.Module):
     """
 
     inverse: Tensor
+    RANGES: ClassVar = {
+        "hop": HOP,
+        **dict.fromkeys(("d_model", "d_ffn"), POSITIVE_COUNT),
+        **dict.fromkeys(("num_layers", "num_fine_layers"), NON_NEGATIVE_COUNT),
+    }
 
     def __init__(
         self, *, hop: int, d_model: int, d_ffn: int, num_layers: int, num_fine_layers: int

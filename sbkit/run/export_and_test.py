@@ -183,7 +183,8 @@ def report(
         test_report.add(scored, **facts)
 
     newest = max(brain.tested, key=lambda meta: meta["unixtime"], default=dict[str, Any]())
-    run_log = RunLog(folder, resume_step=brain.optimizer_step)
+    log_size = brain.training_metrics.log_size  # so a repeated test replaces its lines
+    run_log = RunLog(folder, size=log_size, step=brain.optimizer_step)
     for name, entry in test_report.entries.items():
         metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
         run_log.write(

@@ -202,7 +202,8 @@ class Run:
         """
         spec = self.spec
         require_unedited_modules(spec)
-        require_in_range(spec.settings, {**RANGES, **load_recipe(spec).ranges})
+        with spec.placing_errors():
+            require_in_range(spec.settings, {**RANGES, **load_recipe(spec).ranges})
         with self._exclusive_run() as text_log:
             placement = choose_placement(spec)
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")

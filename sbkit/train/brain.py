@@ -903,8 +903,7 @@ def open_metrics(brain: Brain, epochs: Iterable[int], train_set: Batches) -> Non
             metrics=type(brain).metrics,
             clock_share=brain.stopping.time_limit.measure,
         ),
-        resume_step=brain.optimizer_step,
-        before_validation=brain.step > 0 and brain.evaluator.validated_step < brain.optimizer_step,
+        step=brain.optimizer_step,
         sources=[] if brain.loaders is None else [*brain.loaders.splits.mix],
     )
 

@@ -90,7 +90,7 @@ class MetricTotals:
 
 
 NO_TOTALS = MetricTotals({}, 0.0, 0.0, 0.0)
-SAVED_TOTALS = ("so_far", "unread", "of_run")  # in checkpoints
+SAVED_TOTALS, LOG_SIZE = ("so_far", "unread", "of_run"), "log_size"  # in checkpoints
 
 
 class Meter:
@@ -200,6 +200,7 @@ class TrainingMetrics:
         self.meter = Meter(device)
         self.so_far = self.unread = self.of_run = NO_TOTALS
         self._log: RunLog | None = None  # open on the first rank only
+        self._log_size = 0  # while it is closed
         self._has_warned, self._num_steps = False, 0.0
         self.progress = TrainingProgress(total_epochs=0, total_steps=0)
 
@@ -208,29 +209,26 @@ class TrainingMetrics:
         folder: Path | None,
         progress: TrainingProgress,
         *,
-        resume_step: int,
-        before_validation: bool,
+        step: int,
         sources: Sequence[str] = (),
     ) -> None:
-        """Open the log, without the entries after the checkpoint that the run starts from.
-
-        before_validation: whether the checkpoint comes before the validation of its epoch.
-        """
+        """Open the log at the step and size of the checkpoint that the run starts from."""
         with raise_on_all_ranks(OSError):
             if rank() == 0 and folder is not None:
-                self._log = RunLog(
-                    folder,
-                    resume_step=resume_step,
-                    before_validation=before_validation,
-                    keep_test=True,
-                )
+                self._log = RunLog(folder, size=self.log_size, step=step)
         self.progress = progress
         self.meter = Meter(self.meter.device, sources)
+
+    @property
+    def log_size(self) -> int:
+        """The bytes of the log up to here, on the first rank."""
+        return self._log_size if self._log is None else self._log.size
 
     def close(self) -> None:
         self.progress.close()
         if self._log is not None:
             self._log.close()
+            self._log_size, self._log = self._log.size, None
 
     def start_epoch(self, *, afresh: bool) -> None:
         if afresh:
@@ -340,9 +338,11 @@ class TrainingMetrics:
     # -- with the run's checkpoints -----------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {name: vars(getattr(self, name)) for name in SAVED_TOTALS}
+        totals = {name: vars(getattr(self, name)) for name in SAVED_TOTALS}
+        return {**totals, LOG_SIZE: self.log_size}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
         for name in SAVED_TOTALS:
             setattr(self, name, MetricTotals(**state.get(name, vars(NO_TOTALS))))
+        self._log_size = state.get(LOG_SIZE, 0)

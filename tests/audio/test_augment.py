@@ -184,7 +184,7 @@ def test_noise_meets_the_ratio_per_clip(snr_db: float, noises: Path, prompts: li
 
 @pytest.mark.parametrize("snr_db", [10, [10], "ab", [1, 2, 3]])
 def test_ratio_that_is_no_pair_of_numbers_is_refused(snr_db: Any, noises: Path) -> None:
-    with pytest.raises(ConfigError, match="`snr_db` of AddNoise must be two numbers"):
+    with pytest.raises(ConfigError, match=r"`snr_db` must be \[LOWEST, HIGHEST\]"):
         AddNoise(folder=str(noises), snr_db=snr_db)
 
 

@@ -1,25 +1,50 @@
 """A value out of its range is refused, wherever the range is declared."""
 
+import math
 import pydoc
 import re
+from collections.abc import Iterator
+from functools import reduce
 from inspect import signature
 from itertools import chain
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 from speechbrain.core import RunOptions
 
+from recipes.asr.recipe import AsrRecipe
 from recipes.vad.recipe import VadRecipe
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import KEYS, RANGES, ranges_of, require_in_range
+from sbkit.base.ranges import (
+    ARGUMENT,
+    KEYS,
+    RANGES,
+    Constraint,
+    Range,
+    ranges_of,
+    require_in_range,
+)
 from sbkit.check.checked_run import CPU_OPTIONS
+from sbkit.check.settings import check_ranges
 from sbkit.checkpoint.run_config import CHANGEABLE_KEYS, PER_PROCESS_KEYS
-from sbkit.config.document import REPLACED_WHOLE, read_document, tag_of, walk
+from sbkit.config.document import (
+    BUILDER_TAGS,
+    REPLACED_WHOLE,
+    children,
+    holds_object,
+    plain_value,
+    read_document,
+    referenced_paths,
+    tag_of,
+    walk,
+)
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import NAMED_VALUES
 from sbkit.data.prepared import DATA_KEYS
 from sbkit.models.encoder import AUDIO_PART_KEYS
+from sbkit.run.run import Run
 from sbkit.train.brain import Brain
 from sbkit.train.run_options import REFUSED_OPTIONS
 from tests.runs import ROOT
@@ -39,7 +64,7 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
         ("number_of_epochs: 1,000", "Write 1000."),
         ('number_of_epochs: "2"', "but is '2'. Take out the quotes: 2."),
         ("keep_tags: noise, um", r"but is 'noise, um'. Write \[noise, um\]."),
-        ("max_grad_norm: .nan", "`max_grad_norm` must be a number, but is nan. Pass 0 to clip"),
+        ("max_grad_norm: .nan", "`max_grad_norm` must be finite, but is nan. Pass 0 to clip"),
         ("log_every: true", "must be a whole number of at least 1, but is True. Pass 1 to log"),
         ("sample_rate: 0", "`sample_rate` must be a whole number from 1000 to 384000"),
         ("data_folder: {a: 1}", "`data_folder` must be null or text or a list of texts, but is {"),
@@ -51,6 +76,11 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
         ("columns: wrd", "`columns` must be null or {} or a mapping of texts"),
         ('data_folder: ""', "must be null or text or a list of texts, but is ''. Write null for"),
         ("manifest: {}", "`manifest` must be null or a mapping of texts, but is {}. Write null"),
+        ("batch_seconds: .inf", "`batch_seconds` must be finite, but is inf. 32 is usual."),
+        ("lr_scale: {conv: .nan}", "`lr_scale` must be finite, but is {'conv': nan}. Write {}"),
+        ("freeze: conv", r"but is 'conv'. Write \[\] for none."),
+        ("gain_db: [10, -20]", r"must be \[LOWEST, HIGHEST\], each a number from -200 to 200, but"),
+        ("snr_db: [0]", r"`snr_db` must be .*, but is \[0\]. \[0, 30\] is such a range."),
     ],
 )
 def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> None:
@@ -67,6 +97,97 @@ def test_no_key_takes_an_empty_value_for_none() -> None:
     for name, key in KEYS.items():
         assert not [empty for empty in ("", " ", [""]) if empty in key.values], name
         assert ({} in key.values) is ("{}" in str(key.values)), name
+
+
+BORDERS = (0, 1, -1, 0.5, None, True, "", "a", [], [0], [2, 1], ["a"], {}, {"a": 0}, {"a": None})
+INFINITE = (math.inf, -math.inf, math.nan, [math.nan], [1.0, [math.inf]], {"a": {"b": math.inf}})
+# Paths, what the machine decides, and what a library checks when it builds its class
+WITHOUT_RANGE = {
+    *("recipe", "device", "precision"),
+    *("model_file", "language_models", "checkpoints_dir", "file"),
+    *("torch.", "speechbrain.", "sbkit.models.speechbrain_parts.", "cnn_channels"),
+}
+
+
+def declared_ranges(yaml: Path) -> Iterator[tuple[str, Constraint | None]]:
+    """Yield the keys of a YAML and the arguments of its classes, with their ranges."""
+    spec = read_spec(yaml, {"data_folder": "x"})
+    ranges = {**RANGES, **ranges_of(spec.settings["recipe"])}
+    referenced = set()
+    for keys, node in walk(spec.document.root):
+        name = tag_of(node).partition(":")[2]
+        for argument, child in children(node) if tag_of(node).startswith(BUILDER_TAGS) else ():
+            own = ranges_of(name).get(argument)
+            is_plain = not holds_object(plain_value(reduce(getitem, (*keys, argument), spec.tree)))
+            if is_plain and isinstance(argument, str) and referenced_paths(child) and own is None:
+                own = ranges.get(str(referenced_paths(child)[0][0]))
+            if own is not None:
+                referenced |= {path[0] for path in referenced_paths(child)}
+            if is_plain and isinstance(argument, str):
+                yield f"{name}.{argument}", own
+    for key in spec.document.own_keys & {*spec.settings}:
+        if key not in referenced:
+            yield key, ranges.get(key)
+
+
+@pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_key_and_argument_has_a_range_without_infinity(yaml: Path) -> None:
+    """Each value is accepted, or refused by an error that names the key."""
+    for key, range_ in declared_ranges(yaml):
+        if range_ is None:
+            assert any(key.startswith(name) or key.endswith(name) for name in WITHOUT_RANGE), key
+            range_ = ARGUMENT
+        name = key.rpartition(".")[2]
+        for value in (*BORDERS, *INFINITE):
+            try:
+                require_in_range({name: value}, {name: range_})
+            except ConfigError as error:
+                assert str(error).startswith(f"`{name}` must be "), error
+            else:
+                assert value not in INFINITE, key
+
+
+def test_infinity_is_refused_at_its_line_unless_a_class_takes_it(tmp_path: Path) -> None:
+    lines = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").splitlines()
+    keys = {}
+    for number, line in enumerate(lines, 1):
+        key, colon, value = line.partition(": ")
+        if colon and isinstance(RANGES.get(key, AsrRecipe.ranges.get(key)), Range):
+            lines[number - 1], keys[key] = f"{key}: .inf", number
+    file = tmp_path / "ctc.yaml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    found = {finding.where: finding.problem for finding in check_ranges(read_spec(file))}
+    assert len(keys) > 15
+    for key, number in keys.items():
+        assert found[f"{file}:{number}"].startswith(f"`{key}` must be finite, but is inf.")
+    with pytest.raises(ConfigError) as refused:  # as training does, also without the check
+        Run(file, {"output_folder": str(tmp_path / "run"), "check": False}).train()
+    assert str(refused.value).endswith(f"({file}:{keys[str(refused.value.keys[0])]})")
+    assert math.inf in Range(or_infinite=True, advice="") and math.inf not in Range(advice="")
+
+
+@pytest.mark.parametrize(
+    ("yaml", "overrides", "text"),
+    [
+        ("vad", {"n_mels": 256}, "`n_mels` must be at most 126 for 16000 Hz, but is 256: 25 bins "),
+        ("vad", {"n_mels": 96, "sample_rate": 8000}, "`n_mels` must be at most 95 for 8000 Hz, "),
+        ("codec", {"hop": 100, "n_mels": 111}, "must be at most 110 for a hop of 100 at 16000 Hz"),
+        ("codec", {"hop": 2}, "`n_mels` must be at most 2 for a hop of 2 at 16000 Hz, but is 80:"),
+    ],
+)
+def test_mel_bin_without_a_frequency_is_refused_at_its_key(
+    yaml: str, overrides: dict[str, object], text: str, tmp_path: Path
+) -> None:
+    file = ROOT / f"hparams/{yaml}.yaml"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.startswith("n_mels:"))
+    place = "override of n_mels" if "n_mels" in overrides else f"{yaml}.yaml:{number}"
+    with pytest.raises(ConfigError) as refused:
+        load_hparams(file, {"output_folder": str(tmp_path), **overrides})
+    assert text in str(refused.value) and str(refused.value).endswith(f"{place})")
+    assert refused.value.keys == ("n_mels",)
+    within = {"n_mels": 126} if yaml == "vad" else {"hop": 100, "n_mels": 110}
+    load_hparams(file, {"output_folder": str(tmp_path), **within})
 
 
 def test_lists_of_keys_and_arguments_name_those_that_exist() -> None:
@@ -100,8 +221,11 @@ def test_brain_made_by_hand_refuses_value_out_of_range() -> None:
     ("overrides", "text"),
     [
         ({"spec_augment": {"freq_width": -2}}, "`spec_augment.freq_width` must be a whole number"),
-        ({"dropout": 1.5}, "`dropout` must be a number from 0 to 1, but is 1.5."),
+        ({"dropout": 1}, "`dropout` must be a number from 0 to 0.99, but is 1."),
         ({"vocab_size": "abc"}, "`vocab_size` must be null or a whole number of at least 5"),
+        ({"opt_class": {"betas": [0.9, math.nan]}}, "`opt_class.betas` must be finite, but is"),
+        ({"opt_class": {"lr": -1}}, "`opt_class.lr` must be a number of at least 0, but is -1."),
+        ({"epoch_counter": {"limit": 0}}, "`epoch_counter.limit` must be a whole number of at le"),
     ],
     ids=str,
 )

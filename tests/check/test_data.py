@@ -66,7 +66,7 @@ def run_on(
     labels, files = prepare_labels(spec, AsrRecipe(), splits)
     data = RunData(spec=spec, recipe=recipe(), splits=splits, labels=labels, label_files=files)
     copy: Any = SimpleNamespace(hparams={})
-    parts: Any = dict.fromkeys(("brain", "reached", "helpers", "dry_run"))
+    parts: Any = dict.fromkeys(("brain", "reached", "helpers", "learnable", "dry_run"))
     return CheckedRun(data=data, copy=copy, **parts)
 
 

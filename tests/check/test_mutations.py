@@ -21,13 +21,11 @@ SPEECHBRAIN_FBANK = (
     ("    level: !ref <level>\n", ""),
     ("level: utterance", "# level: utterance"),
 )
-PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
 LONG_FRAMES = ("--subsampling=8", "--token_type=bpe", "--vocab_size=80")
 HEALTHY = [
     Mutation(name="healthy", checks=CHECKS),
     Mutation(name="healthy BPE", options=("--token_type=bpe", "--vocab_size=50")),
     Mutation(name="healthy Transformer", options=("--encoder_module=transformer",)),
-    Mutation(name="healthy pure CTC", options=PURE_CTC),
     Mutation(name="healthy with another Fbank", text=SPEECHBRAIN_FBANK),
     Mutation(name="healthy 80 ms", yaml="hparams/ctc_streaming.yaml", options=LONG_FRAMES),
 ]

@@ -13,6 +13,7 @@ IGNORED = "ignore:Support for mismatched:UserWarning"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(IGNORED)]
 
 SETTINGS: Any = {"ctc": TINY, "ctc_speechbrain": TINY, "codec": TINY_CODEC, "tts": TINY_VOICE}
+HEAD = "`seq_lin` is declared, but nothing runs it, and AsrBrain freezes it, so it never learns"
 DECODER = "Transformer.decoder,Transformer.embedding,Transformer.decoder_norm,seq_lin"
 
 
@@ -20,7 +21,9 @@ DECODER = "Transformer.decoder,Transformer.embedding,Transformer.decoder_norm,se
     ("options", "problem"),
     [
         ("ctc --ctc_weight=1.0", "`Transformer.decoder_norm` cannot learn with `ctc_weight: 1.0`"),
-        ("ctc --ctc_weight=1 --num_decoder_layers=0", None),
+        ("ctc --ctc_weight=1 --num_decoder_layers=0", HEAD),
+        ("ctc --ctc_weight=1 --num_decoder_layers=0 --freeze=[seq_lin]", None),
+        ("ctc --num_decoder_layers=0 --ctc_weight=1 --freeze=[CNN]", HEAD),
         (f"ctc --ctc_weight=1 --freeze=[{DECODER}]", None),
         ('ctc --freeze={"CNN":1000}', None),
         ("ctc_speechbrain --ctc_weight=1.0", "`Transformer.decoder`, `Transformer.custom_tgt"),
@@ -38,5 +41,8 @@ def test_part_without_a_loss_is_named_with_the_key(
         findings = [*check_steps(run), *check_unused(run)]
         learning = {id(p) for p in run.model.parameters() if p.requires_grad}
     assert len(findings) == (problem is not None)
-    assert all(finding.stops and str(problem) in finding.problem for finding in findings)
-    assert (learning == run.dry_run.trained - run.dry_run.zero) is (problem is None)
+    for finding in findings:
+        assert str(problem) in finding.problem and finding.stops is (problem is not HEAD)
+        assert finding.where.endswith(".yaml:141") is (problem is HEAD)
+    all_learn = problem in (None, HEAD)
+    assert (learning == run.dry_run.trained - run.dry_run.zero) is all_learn

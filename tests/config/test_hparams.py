@@ -1,6 +1,11 @@
 """Hyperparameters, objects and the saved YAML agree."""
 
+import copy
+import json
+import operator
+import pickle
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,7 +14,7 @@ from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.ranges import KEYS, REQUIRED
 from sbkit.commands.cli import run
-from sbkit.config.hparams import load_hparams, read_spec
+from sbkit.config.hparams import Settings, load_hparams, read_spec
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import YAML, refusal
 from tests.processes import run_fresh
@@ -85,3 +90,33 @@ def test_keys_that_a_yaml_leaves_out_have_their_defaults_wherever_they_are_decla
     assert "`stall_seconds` is 900 by default." in output and "`log_every`" not in output
     (tmp_path / "theirs.yaml").write_text("seed: 1\n")  # a YAML of SpeechBrain's
     assert read_spec(tmp_path / "theirs.yaml").settings == {"seed": 1}
+
+
+@pytest.mark.parametrize("read", [lambda f: read_spec(f).settings, lambda f: load_hparams(f, {})])
+def test_settings_cannot_be_changed_in_depth(
+    read: Callable[[Path], Settings], tmp_path: Path
+) -> None:
+    """What is recorded of a run stays what it was built from."""
+    file = tmp_path / "own.yaml"
+    file.write_text("text: {case: lower, punctuation: [a, {b: 1}]}\n")
+    settings = read(file)
+    text = settings["text"]
+    expected = {"case": "lower", "punctuation": ["a", {"b": 1}]}
+    for change in (
+        lambda: operator.setitem(text, "case", "keep"),
+        lambda: operator.delitem(text, "case"),
+        lambda: text.update(case="keep"),
+        lambda: text.pop("case"),
+        lambda: text["punctuation"].append("!"),
+        lambda: operator.iadd(text["punctuation"], ["!"]),
+        lambda: text["punctuation"][1].clear(),
+        lambda: settings["text"].setdefault("numbers", "spell"),
+    ):
+        with pytest.raises(TypeError, match="The settings of a run cannot be changed. Pass over"):
+            change()
+    assert settings["text"] == expected and json.loads(json.dumps(text)) == expected
+    for same in (copy.deepcopy(text), pickle.loads(pickle.dumps(text))):
+        assert same == expected
+        with pytest.raises(TypeError):
+            same["punctuation"].sort()
+    assert {**text, "case": "keep"} == {**expected, "case": "keep"}

@@ -84,7 +84,7 @@ def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_override_takes_effect(path: Path, argument: str, key: str, expected: object) -> None:
     value = read_spec(path, parse_overrides([argument])).settings[key]
     assert value == expected
-    assert type(value) is type(expected)
+    assert isinstance(value, type(expected))
 
 
 def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:

@@ -592,6 +592,11 @@ def test_other_sample_rate_than_that_of_the_corpus_is_refused(
         prepare_transcripts(settings(tmp_path / "out", sample_rate=8_000))
 
 
+def test_shortest_length_above_the_longest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`min_seconds` must be at most `max_seconds`, but is 5"):
+        prepare_transcripts(settings(tmp_path, min_seconds=5, max_seconds=1))
+
+
 # ---- stores and disks
 
 

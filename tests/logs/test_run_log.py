@@ -37,52 +37,46 @@ def test_lines_are_json_and_on_disk_at_once(tmp_path: Path) -> None:
     assert (test["kind"], test["WER"]) == ("test", 0.8)
 
 
-def test_resuming_drops_records_after_checkpoint(tmp_path: Path) -> None:
+def test_resuming_cuts_the_log_at_the_size_in_the_checkpoint(tmp_path: Path) -> None:
+    """A line of the user's stays if it was there before; neither it nor half a line is an error."""
     path = tmp_path / "train_log.jsonl"
     first = RunLog(tmp_path)
-    for step in (10, 20, 30):
-        first.write(step_figures(step))
+    first.write(step_figures(10))
+    with path.open("a") as file:
+        file.write('{"note": "moved to the new GPU"}\nnull\n')
+    first.write(step_figures(20))
+    saved, kept = first.size, path.read_bytes()
+    first.write(EpochFigures(epoch=1, step=20, loss=2.0, rtfx=200.0))  # killed in its save
+    first.write(step_figures(30))
     first.close()
     with path.open("a") as file:
-        file.write('{"kind": "step", "step": 4')  # the kill
+        file.write('{"note": 2}\n{"kind": "step", "step": 4')  # the kill
 
-    assert [record["step"] for record in read_log(path)] == [10, 20, 30]
+    whole = path.read_bytes()
+    assert saved == len(kept)
+    assert [record["step"] for record in read_log(path)] == [10, 20, 20, 30]
     sleep(1)  # TensorBoard orders files of one second by a counter, as text: 99 after 100
-    resumed = RunLog(tmp_path, resume_step=20)
-    resumed.write(step_figures(30, loss=1.0))
+    resumed = RunLog(tmp_path, size=saved, step=20)
+    assert path.read_bytes() == whole  # a log that is only opened stays
+    for loss in (1.0, 0.5):
+        resumed.write(step_figures(30, loss=loss))
     resumed.close()
-    losses = [(10, 2.0), (20, 2.0), (30, 1.0)]
-    records = map(json.loads, path.read_text().splitlines())  # each line is complete
-    assert [(record["step"], record["loss"]) for record in records] == losses
+    assert path.read_bytes().startswith(kept)
+    losses = [(10, 2.0), (20, 2.0), (30, 1.0), (30, 0.5)]
+    assert [(record["step"], record["loss"]) for record in read_log(path)] == losses
+    assert path.read_text().count("\n") == 6
     assert _tensorboard(tmp_path, "step/loss") == losses
 
 
-@pytest.mark.parametrize(("before_validation", "expected"), [(False, [1, 2]), (True, [1])])
-def test_resuming_before_validation_drops_record_of_that_epoch(
-    before_validation: bool, expected: list[int], tmp_path: Path
+def test_log_shorter_than_in_the_checkpoint_is_continued_and_a_new_run_drops_it(
+    tmp_path: Path,
 ) -> None:
-    """The run was killed between the epoch's line and its checkpoint, and validates again."""
-    run_log = RunLog(tmp_path)
-    for epoch, step in ((1, 10), (2, 20), (3, 30)):
-        run_log.write(step_figures(step))
-        run_log.write(EpochFigures(epoch=epoch, step=step, loss=2.0, rtfx=200.0))
-    run_log.close()
-    RunLog(tmp_path, resume_step=20, before_validation=before_validation).close()
-    records = read_log(tmp_path / "train_log.jsonl")
-    assert [record["epoch"] for record in records if record["kind"] == "epoch"] == expected
-    assert [record["step"] for record in records if record["kind"] == "step"] == [10, 20]
-
-
-def test_new_run_drops_all_records_and_ignores_foreign_lines(tmp_path: Path) -> None:
-    run_log = RunLog(tmp_path)
-    run_log.write(SplitFigures(epoch=0, step=0, split="dev\u2028other", metrics={"WER": 1.0}))
-    run_log.close()
     path = tmp_path / "train_log.jsonl"
-    with path.open("a") as file:
-        file.write("null\n")
-    assert [record["split"] for record in read_log(path)] == ["dev\u2028other"]
-    RunLog(tmp_path, keep_test=True).close()
-    assert read_log(path) == []
+    for size, count in ((99, 1), (10_000, 2), (0, 1)):
+        run_log = RunLog(tmp_path, size=size)
+        run_log.write(SplitFigures(epoch=0, step=0, split="dev\u2028other", metrics={"WER": 1.0}))
+        run_log.close()
+        assert [record["split"] for record in read_log(path)] == ["dev\u2028other"] * count
 
 
 def test_metrics_may_be_numbers_of_numpy_but_replace_no_figure(tmp_path: Path) -> None:

@@ -24,7 +24,16 @@ from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
-from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Range, ValueType, require_in_range
+from sbkit.base.ranges import (
+    DROPOUT,
+    FLAG,
+    MAPPING,
+    POSITIVE_COUNT,
+    SHARE,
+    Range,
+    ValueType,
+    require_in_range,
+)
 from sbkit.base.units import seconds_to_samples
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.features import NormalizedAudio, WhisperFeatures
@@ -43,6 +52,7 @@ from sbkit.text.languages import whisper_language
 logger = logging.getLogger(__name__)
 
 MAX_PADDING_EFFECT = 1e-3  # share of the largest state; with half a second of noise it is 1e-6
+CONFIG_RANGE = {"config": replace(MAPPING, advice="Name the encoder's folder as `pretrained`.")}
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
 
@@ -89,6 +99,7 @@ class PretrainedFeatures(nn.Module):
         takes_tail: whether silence may follow a clip, because normalization leaves it out.
     """
 
+    RANGES: ClassVar = CONFIG_RANGE
     normalizes_clips = True
     body: Any
 
@@ -111,6 +122,7 @@ class PretrainedFeatures(nn.Module):
 class PretrainedFrontEnd(nn.Module):
     """Subsample features: (B, T, M), (B,) -> (B, U, C), (B,)."""
 
+    RANGES: ClassVar = CONFIG_RANGE
     body: Any
 
     def __init__(self, *, config: Config) -> None:
@@ -143,12 +155,15 @@ class PretrainedEncoder(nn.Module):
     """
 
     RANGES: ClassVar = {
-        **dict.fromkeys(("mask_time_prob", "mask_channel_prob", "layerdrop", "dropout"), SHARE),
-        **dict.fromkeys(("attention_dropout", "activation_dropout"), SHARE),
+        **dict.fromkeys(("mask_time_prob", "mask_channel_prob"), SHARE),
+        **dict.fromkeys(("layerdrop", "dropout", "attention_dropout"), DROPOUT),
+        "activation_dropout": DROPOUT,
         **dict.fromkeys(("mask_time_length", "mask_channel_length"), POSITIVE_COUNT),
         "layers": replace(LAYER, advice="Pass null for all layers."),
         "intermediate_layer": LAYER,
         "gradient_checkpointing": FLAG,
+        **CONFIG_RANGE,
+        "lora": replace(MAPPING, advice="Write {rank: 8, projections: [q_proj, v_proj]}, or null."),
     }
 
     def __init__(

@@ -16,6 +16,11 @@ from sbkit.models.loss import Loss
 from sbkit.train.step import Objective
 from tests.check.harness import brain, changed, error, mutation, note
 
+WITHOUT_DECODER = ("--num_decoder_layers=0", "--ctc_weight=1.0")
+SEQ_LIN = (
+    "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    out_features: !ref "
+    "<tokenizer.vocab_size>\n\nctc_lin:"
+)
 HEADS = "!ref <seq_lin>, !ref <ctc_lin>]"
 CTC = "hparams/ctc.yaml"
 LOBES = "hparams/ctc_speechbrain.yaml"
@@ -48,6 +53,12 @@ class Unsavable(AsrBrain):
     def init_optimizers(self) -> None:
         super().init_optimizers()
         self.checkpointer.add_recoverable("rho", object())
+
+
+class FrozenFrontEnd(AsrBrain):
+    def init_optimizers(self) -> None:
+        super().init_optimizers()
+        self.network.encoder.modules["CNN"].requires_grad_(False)
 
 
 class WithoutDecoder(AsrBrain):
@@ -223,6 +234,21 @@ MUTATIONS = [
         error("export", "model", "0.spare.bias: 3 instead of none"),  # the Brain adds it
         recipe=brain(SpareLayer),
         options=("--freeze={CNN: 1}",),
+    ),
+    mutation(
+        "a decoder's head without a decoder",
+        note("unused", "seq_lin", "nothing runs it", "Take it out of the YAML and of `model`"),
+        options=WITHOUT_DECODER,
+    ),
+    mutation(
+        "the head taken out, as its note says",
+        text=((SEQ_LIN, "ctc_lin:"), (HEADS, "!ref <ctc_lin>]")),
+        options=WITHOUT_DECODER,
+    ),
+    mutation(
+        "a part that the Brain freezes, but not the YAML",
+        note("unused", "CNN", "but FrozenFrontEnd freezes it", "`freeze: [CNN]`"),
+        recipe=brain(FrozenFrontEnd),
     ),
     mutation(
         "a decoder whose output is dropped",
