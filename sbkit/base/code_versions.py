@@ -24,6 +24,8 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "releases": CodeVersion(1, "8321af0cf2d48046"),
     "text": CodeVersion(8, "8d318b804d9b3566"),
     "token_counts": CodeVersion(1, "7238cf6c84fd963c"),
+    "labels": CodeVersion(1, ""),
+    "language_models": CodeVersion(1, ""),
     "symbols": CodeVersion(2, "6f7ddd5932cb392a"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
     "speech": CodeVersion(1, "8e787434ad6cf164"),
@@ -39,6 +41,8 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
         *("sbkit/text/transcripts.py", "sbkit/text/verbalize.py", "sbkit/text/verbalize.toml"),
     ),
     "token_counts": ("sbkit/data/splits.py", "sbkit/text/tokenizer.py"),
+    "labels": ("sbkit/text/*okenizer.py", "sbkit/text/vocabulary.py"),
+    "language_models": ("sbkit/lm/*.py",),
     "symbols": (
         *("sbkit/tasks/tts/symbols.py", "sbkit/text/verbalize.py"),
         "sbkit/text/verbalize.toml",
