@@ -210,6 +210,13 @@ def test_labels_of_a_start_without_a_checkpoint_are_made_again_of_other_inputs(
             before = times_of(run)
             Run("hparams/ctc.yaml", {**base, **options, "output_folder": str(run)}).prepare()
             assert times_of(run) == before, options
+        elsewhere = shutil.copytree(
+            release, tmp_path / "elsewhere"
+        )  # as another process may have it
+        options = {"data_folder": str(elsewhere), "output_folder": str(run), "num_workers": 2}
+        before = times_of(run)
+        Run("hparams/ctc.yaml", base | options).prepare()
+        assert times_of(run) == before
     assert "was there before this run" not in caplog.text
     own = Path(shutil.copy(start / "tokenizer.model", run)).read_bytes()
     for options in ({}, {"max_seconds": 1.5}):
