@@ -117,7 +117,9 @@ def test_run_resumes_at_the_same_step_with_another_accumulation(
     assert resumed == expected
 
 
-@pytest.mark.parametrize(("owner", "name"), [(setup, "read_spec"), (clip_decoding, "read_audio")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(setup, "read_document"), (clip_decoding, "read_audio")]
+)
 def test_signal_before_training_leaves_nothing(
     owner: Any, name: str, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -187,7 +187,7 @@ class AsrRecipe(CorpusRecipe, AsrTask):
             ("one language tag",),
             advice="For several, write mul, and the tables of all languages as `manifest`.",
         ),
-        "lm_text": RANGES["lm_text"],
+        **{name: RANGES[name] for name in ("lm_text", "keep_better_start")},
         "token_type": ValueType(TOKEN_TYPES, advice="char suits little text."),
     }
     needs: ClassVar[Mapping[str, Mapping[str, str]]] = {
@@ -201,6 +201,7 @@ class AsrRecipe(CorpusRecipe, AsrTask):
         "intermediate_layer": {"inter_ctc_weight": "above 0"},
         "label_smoothing": {"ctc_weight": "below 1"},
         "beam_size": {**KEYS["lm_text"].needs, **KEYS["attention_rescoring"].needs},
+        "keep_better_start": {"init_from": "set", "pretrained": "set"},
     }
     prepare_splits = staticmethod(prepare_transcripts)
     prepare_labels = staticmethod(prepare_tokenizer)

@@ -3,9 +3,9 @@
 Legend: B utterances, U frames of 20 ms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from speechbrain import Stage
 from torch import Tensor
@@ -75,6 +75,7 @@ class VadRecipe(CorpusRecipe, VadTask):
     """Train a detector on clips in noise."""
 
     brain = VadBrain
+    needs: ClassVar[Mapping[str, Mapping[str, str]]] = {"snr_db": {"noise_prob": "above 0"}}
     prepare_splits = staticmethod(prepare_speech)
 
     def make_collate(self, hparams: Settings, labels: Any) -> Callable[[Sequence[Row]], Batch]:

@@ -80,7 +80,7 @@ NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
 
 def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
+    return all(isinstance(value, str) and value.strip() for value in values)
 
 
 VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
@@ -88,17 +88,20 @@ VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "false": lambda value: value is False,
     "true or false, not in words": lambda value: as_flag(value) is value,
-    "text": lambda value: isinstance(value, str),
-    "one language tag": lambda value: isinstance(value, str),
+    "text": lambda value: _are_texts([value]),  # an empty one is that of an unset variable
+    "one language tag": lambda value: _are_texts([value]),
     "set": bool,
     "1": lambda value: value == 1,
     "above 0": lambda value: isinstance(value, int | float) and value > 0,
     "below 1": lambda value: isinstance(value, int | float) and value < 1,
     "a mapping with `all`": lambda value: isinstance(value, Mapping) and "all" in value,
     "[]": lambda value: value == [],
+    "{}": lambda value: value == {},
     "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
-    "a mapping with names as keys": lambda value: isinstance(value, Mapping) and _are_texts(value),
-    "a mapping of texts": lambda value: isinstance(value, Mapping),  # or of lists of texts
+    "a mapping with names as keys": lambda value: (
+        isinstance(value, Mapping) and value != {} and _are_texts(value)
+    ),
+    "a mapping of texts": lambda value: isinstance(value, Mapping) and value != {},  # or of lists
     "a mapping to shares above 0": lambda value: (
         VALUE_FORMS["a mapping with names as keys"](value)
         and all(share in SHARE and share > 0 for share in value.values())
@@ -130,11 +133,12 @@ ARGUMENT = ValueType(
     ("true or false, not in words",),
     advice="Write True or False. A class that takes words declares it: `RANGES = {NAME: TEXT}`.",
 )
-TEXT = ValueType(("null", "text"))
-TEXTS = ValueType(("null", "text", "a list of texts"))
+TEXT = ValueType(("null", "text"), advice="Write null for none.")
+TEXTS = ValueType(("null", "text", "a list of texts"), advice="Write null for none.")
 LIST = ValueType(("null", "[]", "a list of texts"), advice="Write [] for none.")
-MAPPING = ValueType(("null", "a mapping with names as keys"), advice="Write {} for none.")
-TEXT_MAPPING = ValueType(("null", "a mapping of texts"))
+MAPPING = ValueType(("null", "{}", "a mapping with names as keys"), advice="Write {} for none.")
+FILE_MAPPING = ValueType(("null", "a mapping of texts"), advice="Write null for none.")
+TEXT_MAPPING = ValueType(("null", "{}", "a mapping of texts"), advice="Write {} for none.")
 
 REQUIRED = object()  # the default of a key that a YAML must have
 
@@ -166,7 +170,8 @@ KEYS: Mapping[str, Key] = {
     "corpus": Key(TEXT),
     **dict.fromkeys(("data_folder", "language"), Key(TEXTS)),
     "lm_text": Key(TEXTS, needs={"word_lm_order": "above 0", "token_lm_order": "above 0"}),
-    **dict.fromkeys(("manifest", "splits", "where"), Key(TEXT_MAPPING)),
+    **dict.fromkeys(("manifest", "splits"), Key(FILE_MAPPING)),
+    "where": Key(TEXT_MAPPING),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "columns": Key(
         replace(TEXT_MAPPING, advice="Write {text: COLUMN}."),
@@ -174,12 +179,12 @@ KEYS: Mapping[str, Key] = {
         "{text: wrd, path: file}, or {b.csv: {text: wrd}} for one table; {text: null}: no text",
     ),
     "encoding": Key(
-        ValueType(("null", "text", "a mapping of texts")),
+        ValueType(("null", "text", "a mapping of texts"), advice="Write null for none."),
         None,
         "of your tables, or {b.csv: cp1252} of one; null: UTF-8, or UTF-16 with its mark",
     ),
     "split_shares": Key(
-        MAPPING,
+        ValueType(("null", "a mapping with names as keys"), advice="Write null for the usual."),
         None,
         "of the speakers of `all` without a column `split`; null: {dev: 0.1, test: 0.1}",
         needs={"manifest": "a mapping with `all`"},
@@ -187,7 +192,8 @@ KEYS: Mapping[str, Key] = {
     "keep_tags": Key(LIST, [], "[noise]: tags in brackets that become tokens; others are dropped"),
     "mix": Key(
         ValueType(
-            ("null", "a mapping to shares above 0"), advice="For no row of a source, leave it out."
+            ("null", "{}", "a mapping to shares above 0"),
+            advice="For no row of a source, leave it out.",
         ),
         {},
         "{train-b: 0.5}: shares of an epoch's seconds; other sources are seen once per epoch",
@@ -283,6 +289,7 @@ def out_of_range(
     values: Mapping[str, object], ranges: Mapping[str, Constraint] = RANGES
 ) -> Iterator[tuple[str, str]]:
     """Yield each key whose value is out of range, and the error."""
+    values = dict(values.items())  # of `Settings`, this marks no key as read
     for key, range_ in ranges.items():
         if key in values and values[key] not in range_:
             yield key, range_error(key, values[key], range_)

@@ -16,7 +16,7 @@ from sbkit.config.hparams import RunSpec
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import ON_CPU, device_counter_for, parse_device
 from sbkit.train.brain import Brain
-from sbkit.train.schedule import highest_factor, parse_schedule
+from sbkit.train.schedule import highest_factor
 from sbkit.train.setup import PreparedRun, RunData, choose_placement
 
 CPU_OPTIONS: dict[str, Any] = {
@@ -207,9 +207,16 @@ class CheckedRun:
 
     @cached_property
     def highest_factor(self) -> float:
-        """The highest factor of `lr` in these steps."""
-        schedule = parse_schedule(self.copy.hparams)
-        return highest_factor(schedule, self.num_steps, self.last_epoch)
+        """The highest factor of the declared rate in these steps."""
+        return highest_factor(self.brain.schedule, self.num_steps, self.last_epoch)
+
+    def rate_path(self, name: str) -> Keys:
+        """Return the path of the rate of an optimizer, which the user may change.
+
+        name: of one of `optimizers`, or `opt_class`.
+        """
+        parents = ("optimizers", name) if name in self.spec.tree.get("optimizers", ()) else ()
+        return self.spec.source_of(*parents, "opt_class", "lr")
 
     @property
     def num_processes(self) -> int:

@@ -125,7 +125,7 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
         step_seconds=round(step_seconds, 3),
         fp32_step_seconds=fp32_seconds,
         epoch_seconds=round(epoch_seconds, 2),
-        run_seconds=round(min(epoch_seconds * settings["number_of_epochs"], max_seconds), 2),
+        run_seconds=round(min(epoch_seconds * run.last_epoch, max_seconds), 2),
         num_checkpoints=num_checkpoints,
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=num_checkpoints * checkpoint_bytes,

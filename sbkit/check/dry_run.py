@@ -322,9 +322,13 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     hparams = setup.hparams.with_values({"lr_schedule": None})
     brain = make_brain(replace(setup, hparams=hparams), **CPU_OPTIONS)
     begin_training(brain, setup.loaders, batch)
-    optimizers = [*(brain.optimizers_dict or {}).values()]
-    set_rate(optimizers, run.highest_factor, None)
-    rate = max(group["lr"] for optimizer in optimizers for group in optimizer.param_groups)
+    optimizers = brain.optimizers_dict or {}
+    set_rate(optimizers.values(), run.highest_factor)
+    rate, name = max(
+        (group["lr"], name)
+        for name, optimizer in optimizers.items()
+        for group in optimizer.param_groups
+    )
     before = _losses_of(brain, batch).sum()
     brain.training_step.train_mode()
     named = named_parameters(brain.modules, brain.hparams.settings)
@@ -340,11 +344,12 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
             count = take_step(brain, batch).counts.sum()
     after = _losses_of(brain, batch).sum()
     if not after - before < MAX_LOSS_GROWTH * before.abs().max(count):  # also if it is NaN
+        path = run.rate_path(name)
         yield run.finding(
-            "lr",
+            *path,
             problem=f"Two steps at a learning rate of {rate:g} raise the loss of their own batch "
             f"from {before:.3g} to {after:.3g}",
-            fix="Lower `lr`.",
+            fix=f"Lower `{dotted(path)}`.",
         )
         return
     parameters = named_parameters(trained.modules, trained.hparams.settings)

@@ -1,7 +1,8 @@
 """Checks of the values, the machine and the run folder.
 
-A key has no effect if the dry run did not read it, no reference names it, and no `ranges` declare
-it. The dry run calls neither the hooks of a test nor those of later epochs.
+A key has no effect if no reference names it, the dry run did not read it, and neither `LATER_KEYS`
+nor the `ranges` of the recipe have it. The dry run calls neither the hooks of a test nor those of
+later epochs.
 """
 
 import math
@@ -9,14 +10,17 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import SbkitError, concerning
 from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
-from sbkit.base.messages import did_you_mean, plural
+from sbkit.base.messages import did_you_mean, listed, plural, short_value
 from sbkit.base.ranges import KEYS, RANGES, ValueType, out_of_range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import BundleContents
@@ -26,8 +30,17 @@ from sbkit.check.checked_run import CheckedRun, Finding, finding_at
 from sbkit.checkpoint.checkpointer import PARTS, Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint
 from sbkit.checkpoint.weights import check_same_model, check_weights
-from sbkit.config.document import plain_value, read_document, referenced_paths, tag_of, walk
-from sbkit.config.hparams import RunSpec, insert_defaults
+from sbkit.config.document import (
+    Keys,
+    children,
+    dotted,
+    holds_object,
+    plain_value,
+    read_document,
+    references_of,
+    tag_of,
+)
+from sbkit.config.hparams import EPOCH_COUNTER, EPOCH_LIMIT, RunSpec, insert_defaults
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
@@ -39,7 +52,7 @@ from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.optimizers import FREEZE
 from sbkit.train.recipe import load_recipe
-from sbkit.train.schedule import MAX_SCHEDULED_STEPS, highest_factor, parse_schedule
+from sbkit.train.schedule import MAX_SCHEDULED_STEPS, highest_factor
 from sbkit.train.setup import (
     describe_run,
     load_initial_weights,
@@ -48,6 +61,14 @@ from sbkit.train.setup import (
 )
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
+# Keys of every run that are read only after the dry run: by a second epoch, the watch for a hang,
+# a store that is away, or the load of weights.
+LATER_KEYS = {"early_stopping", "log_every", "stall_seconds", "store_patience", "init_from_differs"}
+# In a YAML without these references, the key seems to decide, but the object does.
+USUAL_REFERENCES: list[tuple[Keys, str]] = [
+    (("opt_class", "lr"), "lr"),
+    ((EPOCH_COUNTER, EPOCH_LIMIT), "number_of_epochs"),
+]
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MIN_HIGHEST_FACTOR = 0.5  # a factor of `lr`
 MAX_COMPARED_STEPS = 100  # steps of two plans
@@ -87,7 +108,8 @@ def check_needs(spec: RunSpec) -> Iterator[Finding]:
     for key, needs in all_needs.items():
         forms = {name: ValueType((*form.split(" or "),)) for name, form in needs.items()}
         is_off = forms and not any(values.get(name) in form for name, form in forms.items())
-        if is_off and values.get(key) and _is_given(spec, key):
+        has_effect = values.get(key) or getattr(KEYS.get(key), "default", False) is True
+        if is_off and has_effect and _is_given(spec, key):
             conditions = " or ".join(f"`{name}` {form}" for name, form in needs.items())
             yield finding_at(
                 spec,
@@ -101,7 +123,7 @@ def check_needs(spec: RunSpec) -> Iterator[Finding]:
 def _is_given(spec: RunSpec, key: str) -> bool:
     """Return whether the user has set a key, to another value than a YAML of sbkit."""
     if key in spec.user_overrides:
-        documents = [read_document(spec.yaml_file)]
+        documents = [replace(spec.declared, root=deepcopy(spec.declared.root))]
         insert_defaults(documents[0], spec.user_overrides)
     else:
         is_copy = len(spec.document.texts) == 1  # perhaps
@@ -111,27 +133,60 @@ def _is_given(spec: RunSpec, key: str) -> bool:
 
 
 def check_unread(run: CheckedRun) -> Iterator[Finding]:
-    """Find the keys that no reference and no code reads.
+    """Find the keys of the user that no reference and no code reads.
 
-    A key of a base YAML is reported only if the YAML itself or the command line sets it.
+    If another value of the user's replaced the references to a key, the two cannot both hold.
     """
     if run.dry_run.error is not None:
         return  # code that has not run may read any key
+    spec, is_own = run.spec, _runs_own_code(run)
     names_read = set[str]().union(
-        *(k.names_read for k in (run.spec.settings, run.copy.spec.settings, run.copy.hparams))
+        *(k.names_read for k in (spec.settings, run.copy.spec.settings, run.copy.hparams))
     )
-    document = run.spec.document
-    candidates = {*names_read, *document.root} - document.own_keys
-    for key in unread_keys(run.spec, names_read):
-        fix = f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}"
-        if is_own := _runs_own_code(run):
+    names_read |= {*run.data.recipe.ranges}
+    candidates = {*names_read, *spec.document.root} - spec.document.own_keys
+    for key in unread_keys(spec, names_read):
+        replaced = _replaced_references(spec, key)
+        values = [f"`{path}` {what} ({spec.place(*path.split('.'))})" for path, what in replaced]
+        if replaced:
+            problem = f"`{key}` has no effect, because {listed(values, separator=' and ')}"
+            fix = f"Leave out `{key}`, or {listed(f'`{path}`' for path, _ in replaced)}."
+            is_fault = {what for _, what in replaced} != {_describe(spec.tree[key])}
+        else:
+            problem = f"Nothing in this run reads `{key}`, neither a reference nor code"
+            fix = f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}"
+            is_fault = key not in KEYS
+            if not is_fault:
+                fix = "Leave it out: it counts in other runs."
+        if is_own:
             fix += " If your code reads it later in the run, list it in the recipe's `ranges`."
-        yield run.finding(
-            key,
-            problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
-            fix=fix,
-            stops=not is_own,
-        )
+        yield run.finding(key, problem=problem, fix=fix, stops=is_fault and not is_own)
+
+
+def _replaced_references(spec: RunSpec, key: str) -> list[tuple[str, str]]:
+    """List the paths that referred to a key before another value of the user's, and what is there.
+
+    A part that is taken out is listed once.
+    """
+    replaced: dict[str, str] = {}
+    usual = [reference for reference in USUAL_REFERENCES if reference[0][0] in spec.tree]
+    for path in (path for path, name in spec.declared.references + usual if name == key):
+        node: Any = spec.tree
+        for depth, name in enumerate(path, start=1):
+            if not isinstance(node, CommentedMap | CommentedSeq) or name not in dict(
+                children(node)
+            ):
+                replaced[dotted(path[:depth])] = "is taken out"
+                break
+            node = node[name]
+        else:
+            replaced[dotted(path)] = _describe(node)
+    return [*replaced.items()]
+
+
+def _describe(node: object) -> str:
+    value = plain_value(node)
+    return "is another object" if holds_object(value) else f"is {short_value(value)}"
 
 
 def user_keys(spec: RunSpec) -> Set[str]:
@@ -143,18 +198,19 @@ def user_keys(spec: RunSpec) -> Set[str]:
 def unread_keys(spec: RunSpec, names_read: Set[str]) -> Iterator[str]:
     """Yield the keys of the user that no reference names and no code has read.
 
-    Only keys of the root are tested: a class refuses arguments that it does not take.
+    An override may replace the references to a key of the file: this is no fault of that key, but
+    of a key that is overridden as well. Only keys of the root are tested: a class refuses arguments
+    that it does not take.
     """
     document, set_by_user = spec.document, user_keys(spec)
-    # An override may have replaced the only reference, such as that of `Transformer.dropout`.
-    declared = read_document(spec.yaml_file).root
-    nodes = (node for root in (document.root, declared) for _, node in walk(root))
-    referenced_keys = {str(path[0]) for node in nodes for path in referenced_paths(node)}
-    used = names_read | referenced_keys | COMMAND_KEYS
+    used = names_read | {name for _, name in references_of(document.root)}
+    used |= COMMAND_KEYS | LATER_KEYS
+    used_in_file = {name for _, name in references_of(spec.declared.root)} - {*spec.user_overrides}
     for key, node in document.root.items():
         # An `!apply:` of somebody's own may have only a side effect.
         is_call = tag_of(node).startswith("!apply:") and not tag_of(node).startswith("!apply:sbkit")
-        if key in set_by_user and not (key in used or key.startswith("_") or is_call):
+        is_used = key in used | used_in_file or key.startswith("_") or is_call
+        if key in set_by_user and not is_used:
             yield key
 
 
@@ -202,7 +258,7 @@ def check_causes(run: CheckedRun) -> Iterator[Finding]:
         return
     settings = dict(run.copy.hparams.items())  # marks no key as read
     yield from _check_vocabulary(run, settings)
-    yield from _check_rate(run, settings)
+    yield from _check_rate(run)
 
 
 def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
@@ -220,22 +276,23 @@ def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[
         )
 
 
-def _check_rate(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    rate = settings.get("lr")
-    names = [type(optimizer).__name__.lower() for optimizer in run.optimizers]
-    if not isinstance(rate, int | float) or not names or "adam" not in names[0]:
+def _check_rate(run: CheckedRun) -> Iterator[Finding]:
+    name, optimizer = next(iter((run.brain.optimizers_dict or {}).items()), ("", None))
+    if optimizer is None or "adam" not in type(optimizer).__name__.lower():
         return
+    settings = run.spec.settings
     is_tuned = bool(settings.get("init_from") or settings.get("pretrained"))
     lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
-    factor = highest_factor(parse_schedule(settings))
-    peak = rate * factor
+    factor = highest_factor(run.brain.schedule)
+    peak = optimizer.defaults["lr"] * factor
     if not lowest <= peak <= highest:
         ratio = max(peak / usual, usual / max(peak, 1e-9))
+        path = run.rate_path(name)
         yield run.note(
-            "lr",
+            *path,
             problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
             f"{'high' if peak > usual else 'low'}",
-            fix=f"Try `lr: {usual / factor:g}`.",
+            fix=f"Try `{dotted(path)}: {usual / factor:g}`.",
         )
 
 

@@ -5,9 +5,11 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -23,10 +25,11 @@ from sbkit.base.files import (
 )
 from sbkit.base.imports import dotted_path
 from sbkit.base.messages import listed, plural, short_value
+from sbkit.base.ranges import KEYS
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.dependencies import NUM_HASH_DIGITS
 from sbkit.config.document import Keys, dotted, referenced_paths, tag_of, text_of, walk
-from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec
+from sbkit.config.hparams import EPOCH_COUNTER, EPOCH_LIMIT, OUTPUT_FOLDER, RECIPE, RunSpec
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.distributed.same_on_ranks import describe_rank
 from sbkit.evaluate.run_results import SUMMARY
@@ -69,8 +72,11 @@ CHANGEABLE_KEYS = frozenset(
     }
 )
 # The arguments of an optimizer may change, too, such as `opt_class.betas`. The new values take
-# effect (`sbkit.checkpoint.weights.restore_declared`) and the saved moments are kept.
-OPTIMIZER_KEY = "opt_class"
+# effect (`sbkit.checkpoint.weights.restore_declared`) and the saved moments are kept. So may the
+# last epoch, and a key of the user's that decides nothing else.
+OPTIMIZER_KEY, SCHEDULE_KEY = "opt_class", "lr_schedule"
+LIMIT_PATH = f"{EPOCH_COUNTER}.{EPOCH_LIMIT}"
+REFERENCED_KEY = re.compile(r"<([^].[>]+)")
 # Keys that are not compared if the hashes of the data are known for both runs
 DATA_SETTINGS = frozenset({"data_folder", "corpus", "manifest"})
 # The only keys that may differ between the processes of a run
@@ -124,6 +130,10 @@ class RunDescription:
     is_repeatable: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+
+    def paths_referring_to(self, key: str) -> list[str]:
+        """List the paths of the references to a key of the root; a path in an object has none."""
+        return [p for p, text in self.references.items() if key in REFERENCED_KEY.findall(text)]
 
 
 def describe_spec(
@@ -190,18 +200,36 @@ def differences(before: RunDescription, now: RunDescription) -> list[Difference]
         allowed |= DATA_SETTINGS
     same = {path for path, text in now.references.items() if before.references.get(path) == text}
     for difference in _compare(_replace_at(before.values, now.values, same), now.values):
-        is_allowed = difference.key in allowed or OPTIMIZER_KEY in difference.name.split(".")[:-1]
+        is_allowed = difference.key in allowed or _adjusts_training(difference.name, now)
         differing.append(difference._replace(is_allowed=is_allowed))
     return differing
 
 
-def require_resumable(folder: Path, now: RunDescription, *, has_ended: bool = False) -> str | None:
+def _adjusts_training(name: str, described: RunDescription) -> bool:
+    """Return whether a value decides nothing but optimizers, their schedule and the last epoch."""
+    if OPTIMIZER_KEY in name.split(".")[:-1] or name == LIMIT_PATH:
+        return True
+    paths = described.paths_referring_to(name)
+    in_optimizers = [path for path in paths if _adjusts_training(path, described)]
+    in_schedule = [path for path in paths if path.startswith(f"{SCHEDULE_KEY}.")]
+    is_all = len(in_optimizers) + len(in_schedule) == len(paths)
+    return is_all and in_optimizers != [] and name not in KEYS
+
+
+def require_resumable(
+    folder: Path,
+    now: RunDescription,
+    *,
+    trains: bool = True,
+    ends: Mapping[str, float] = MappingProxyType({}),
+) -> str | None:
     """Refuse to resume another run in a folder; return a message about changed values, if any.
 
     A folder without a checkpoint may hold any run.
 
-    has_ended: whether no step remains. Then changes without an effect are refused, too: those of
-        training, and once results exist those of the test.
+    trains: whether the caller trains it. If not, or if the run has ended, changes without an effect
+        are refused, too: those of training, and once results exist those of the test.
+    ends: what has ended the run: keys, and the values that they must exceed to train on.
     """
     newest = newest_checkpoint(folder / CHECKPOINTS)
     if newest is None:
@@ -215,27 +243,37 @@ def require_resumable(folder: Path, now: RunDescription, *, has_ended: bool = Fa
             f"({_list(refused)}). For a new run, choose another `output_folder`."
         )
     changes = [difference for difference in differing if difference.key not in DATA_SETTINGS]
-    if has_ended:
+    if ends or not trains:
         changes = [change for change in changes if change.key not in MACHINE_KEYS]
         effective = set() if (folder / SUMMARY).exists() else {*END_KEYS}
-        if now.values.get("number_of_epochs") == newest.meta.get("epoch"):
-            effective.add("number_of_epochs")
         # The content of a file that keeps its name is not among the changed values.
         values = {d.name for d in _compare(before.values, now.values)}
-        if unused := [c for c in changes if c.key not in effective or c.name not in values]:
+        unused = [c for c in changes if c.key not in effective or c.name not in values]
+        if now.values.get(LIMIT_PATH) == newest.meta.get("epoch"):  # a run ends earlier
+            unused = [c for c in unused if not _decides_last_epoch(c.name, now)]
+        if unused:
+            values_to_exceed = [f"`{key}` above {value:g}" for key, value in ends.items()]
+            fix = "train it: `train` resumes it with these values"
+            if ends:
+                fix = f"raise {' and '.join(values_to_exceed)}"
             raise ConfigError(
-                f"The run in {folder} trains no further step, so a change has no effect "
-                f"({_list(unused)}). To train on, raise `number_of_epochs` or `max_minutes`. For "
-                f"another decoder, report or format, run sbkit tune, score or export {folder} with "
-                "--out NEW. For a new run, choose another `output_folder`."
+                f"The run in {folder} is not trained further here, so a change has no effect "
+                f"({_list(unused)}). To train on, {fix}. For another decoder, report or format, "
+                f"run sbkit tune, score or export {folder} with --out NEW. For a new run, choose "
+                "another `output_folder`."
             )
     if not changes:
         return None
     lines = ["Resuming with changed values:"]
     lines += map(str, changes)
-    if any(change.name == "number_of_epochs" for change in changes):
+    if any(_decides_last_epoch(change.name, now) for change in changes):
         lines.append("the learning rate follows the schedule over the new number of epochs")
     return "\n  ".join(lines)
+
+
+def _decides_last_epoch(name: str, described: RunDescription) -> bool:
+    paths = described.paths_referring_to(name)
+    return name == LIMIT_PATH or any(_decides_last_epoch(path, described) for path in paths)
 
 
 def require_same_on_ranks(described: RunDescription) -> None:

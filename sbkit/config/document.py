@@ -97,6 +97,11 @@ def referenced_paths(node: object) -> list[Keys]:
     return [tuple(part.strip("]") for part in name.split("[")) for name in names]
 
 
+def references_of(root: CommentedMap) -> list[tuple[Keys, str]]:
+    """List the path of each reference in a tree, and the root-level key that it names."""
+    return [(keys, str(path[0])) for keys, node in walk(root) for path in referenced_paths(node)]
+
+
 def merges(value: object, keys: Keys) -> bool:
     """Return whether a value only changes keys of the mapping at ``keys``; else it replaces it."""
     is_plain = isinstance(value, Mapping) and not (tag_of(value) or isinstance(value, Only))
@@ -199,6 +204,8 @@ class Document:
     root: CommentedMap
     own_keys: Set[str]  # root-level keys that the file sets to values different from its base's
     places: dict[Keys, str]  # FILE:LINE
+    references: list[tuple[Keys, str]]  # the path of each reference in a file, also of one that a
+    # later file replaces, and the root-level key that it names
     texts: dict[Path, str]  # the content of each file
 
     @property
@@ -297,10 +304,11 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
         if isinstance(node, CommentedMap | CommentedSeq)
         for key, (line, *_) in (node.lc.data or {}).items()
     }
-    document = Document(path, root, {*root} - {BASE_KEY}, places, {path: text})
+    document = Document(path, root, {*root} - {BASE_KEY}, places, [], {path: text})
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
             _include(document, keys, node, readers)
+    document.references.extend(references_of(root))
     if BASE_KEY not in root:
         _drop_only_tags(root)
         return document
@@ -311,8 +319,14 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
     _merge(document, base.root, root)
     _drop_only_tags(base.root)
     base.root.ca.comment = root.ca.comment  # the header; other comments stay the base's
-    places, texts = base.places | document.places, document.texts | base.texts
-    return replace(document, root=base.root, own_keys=own_keys, places=places, texts=texts)
+    return replace(
+        document,
+        root=base.root,
+        own_keys=own_keys,
+        places=base.places | document.places,
+        references=base.references + document.references,
+        texts=document.texts | base.texts,
+    )
 
 
 @lru_cache(maxsize=16)

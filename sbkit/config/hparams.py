@@ -46,6 +46,7 @@ from sbkit.config.overrides import apply_overrides, nest_overrides
 
 OUTPUT_FOLDER = "output_folder"  # the key of the folder that a run writes to
 RECIPE = "recipe"  # the key that names the recipe
+EPOCH_COUNTER, EPOCH_LIMIT = "epoch_counter", "limit"  # the object that ends a run, its argument
 
 
 class MissingSettingError(ConfigError, KeyError, AttributeError):
@@ -119,7 +120,8 @@ class RunSpec:
     Attributes:
         user_overrides: the user's overrides, nested.
         overrides: the user's, and the ones that the run folder or its pretrained encoder add.
-        document: the YAML with the overrides, and the defaults of keys that it leaves out.
+        declared: the YAML with its base, as it was read.
+        document: the same with the overrides, and the defaults of keys that it leaves out.
         tree: the same with its references resolved.
         settings: the plain values of the root.
         defaults: the keys that the YAML leaves out and no override sets.
@@ -130,6 +132,7 @@ class RunSpec:
     yaml_file: Path
     user_overrides: Mapping[str, object]
     overrides: Mapping[str, object]
+    declared: Document = field(repr=False)
     document: Document = field(repr=False)
     tree: CommentedMap = field(repr=False)
     settings: Settings = field(repr=False)
@@ -148,9 +151,9 @@ class RunSpec:
         return {*self.user_overrides, *(() if self.recipe is None else (RECIPE,))}
 
     def with_overrides(self, **overrides: object) -> "RunSpec":
-        """Read the YAML with further overrides, as if they stood in it."""
+        """Apply further overrides, as if they stood in the YAML; its file is not read again."""
         all_overrides = {**self.overrides, **overrides}
-        spec = read_spec(self.yaml_file, all_overrides, recipe=self.recipe, target=self.target)
+        spec = make_spec(self.declared, all_overrides, recipe=self.recipe, target=self.target)
         return replace(spec, user_overrides=self.user_overrides)
 
     @cached_property
@@ -199,6 +202,26 @@ class RunSpec:
                 return f"override of {dotted(keys[:depth])}"
         return self.document.place(keys)
 
+    def source_of(self, *keys: str | int) -> Keys:
+        """Return the path of the value that a path refers to, perhaps through others; else itself.
+
+        In hparams/ctc.yaml, `epoch_counter.limit` is a reference to `number_of_epochs`.
+        """
+        node: Any = self.document.root
+        for key in keys:
+            if key not in dict(children(node)):
+                return keys
+            node = node[key]
+        is_whole = REFERENCE.fullmatch(text_of(node)) and "." not in text_of(node)
+        return self.source_of(*referenced_paths(node)[0]) if is_whole else keys
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The argument `limit` of the epoch counter; None if it has no such number."""
+        counter = self.tree.get(EPOCH_COUNTER)
+        limit = plain_value(dict(children(counter)).get(EPOCH_LIMIT))
+        return limit if isinstance(limit, int) else None
+
     @contextmanager
     def placing_errors(self) -> Iterator[None]:
         """Add the line of the key that it concerns to an SbkitError raised in the block."""
@@ -238,14 +261,26 @@ def read_spec(
 ) -> RunSpec:
     """Read a YAML with its overrides, and the defaults (`KEYS`) of the keys that it leaves out.
 
-    The YAML of a run folder always writes to that folder. From now on, Python also searches the
-    folder of the YAML for modules.
-
     overrides: by key, such as `lr` or `Transformer.dropout`.
     recipe: replaces the recipe named in the YAML.
     target: another machine that the run is for.
     """
-    document = read_document(yaml_file)
+    return make_spec(read_document(yaml_file), overrides, recipe=recipe, target=target)
+
+
+def make_spec(
+    declared: Document,
+    overrides: Mapping[str, object],
+    *,
+    recipe: type | None = None,
+    target: str | None = None,
+) -> RunSpec:
+    """Apply overrides and defaults to a YAML that was read; the arguments are those of `read_spec`.
+
+    The YAML of a run folder always writes to that folder. From now on, Python also searches the
+    folder of the YAML for modules.
+    """
+    document = replace(declared, root=deepcopy(declared.root))
     user_overrides = nest_overrides(overrides)
     overrides = user_overrides
     if document.is_in_run_folder:
@@ -260,6 +295,7 @@ def read_spec(
         yaml_file=document.path,
         user_overrides=user_overrides,
         overrides=overrides,
+        declared=declared,
         document=document,
         tree=tree,
         settings=Settings(settings),

@@ -181,7 +181,7 @@ def _read_value(argument: str, path: str, text: str) -> object:
     Dates and whole numbers in an unusual form, such as 007, stay text.
     """
     if not text:
-        raise ConfigError(f"`{argument}` needs a value. Write '\"\"' for empty text.")
+        raise ConfigError(f"`{argument}` needs a value. Write null for none.")
     if text.startswith("!") and not text.startswith(f"{ONLY_TAG} "):
         raise ConfigError(f"`{argument}` needs a plain value. To change an object, edit the YAML.")
     is_yaml_syntax = text[0] in "![{\"'"

@@ -262,18 +262,23 @@ def make_loaders(
     sample_rate = settings["sample_rate"]
     sources = sources_of(splits)
     require_utterances(sources, splits)
+    # Of data that `sbkit prepare --out` has not written, neither key is read: it has no effect.
+    shards = shard_numbers(splits.train)
+    shuffle_shards = settings["shuffle_shards"] if shards.any() else 1
+    is_stored = any(shard_numbers(split).any() for split in splits.named().values())
+    folder = settings["store_cache"] if is_stored else None
     plan = TrainSampler(
         samples=sample_counts(splits.train),
         batch_seconds=settings["batch_seconds"],
         seed=settings["seed"],
         concat_prob=settings.get("concat_prob", 0.0),
         speeds=settings.get("speeds", [1.0]),
-        shards=shard_numbers(splits.train),
-        shuffle_shards=settings["shuffle_shards"],
+        shards=shards,
+        shuffle_shards=shuffle_shards,
         sources=sources,
         sample_rate=sample_rate,
     )
-    store_cache = StoreCache(folder) if (folder := settings["store_cache"]) else None
+    store_cache = StoreCache(folder) if folder else None
     train = RankSampler(plan, accumulation=settings["grad_accumulation_factor"], **ranks)
     if store_cache and os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine
         train.on_epoch = partial(store_cache.fetch_ahead, splits.train)

@@ -223,7 +223,7 @@ def _require_untarred(
     table: Table, options: TableOptions, find_audio: Callable[[str], str | Excluded]
 ) -> None:
     """Raise DataError for a manifest of NeMo whose audio is in tars that were not unpacked."""
-    if TARRED_COLUMN not in table.rows.column_names:
+    if TARRED_COLUMN not in table.rows.column_names or not len(table.rows):
         return
     name = read_text_column(table.rows, require_column(table, options, "path"))[0]
     audio = str(find_audio(name))

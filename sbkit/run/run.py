@@ -76,6 +76,7 @@ from sbkit.train.setup import (
     choose_placement,
     declare_run,
     describe_run,
+    find_ends_of,
     load_initial_weights,
     make_brain,
     prepare_data,
@@ -85,7 +86,6 @@ from sbkit.train.setup import (
     user_modules_of,
     write_label_files,
 )
-from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,8 @@ class Run:
         with self._exclusive_run() as text_log:
             prepared = self.prepare()
             description = describe_run(prepared)
-            require_resumable(self.folder, description, has_ended=True)
+            ends = find_ends_of(self.spec)
+            require_resumable(self.folder, description, trains=False, ends=ends)
             text_log.open()
             write_yaml(prepared, description, has_ended=True)
             brain = make_brain(prepared)
@@ -352,7 +353,10 @@ class Run:
         now = describe_spec(self.spec, data=None if splits is None else splits.fingerprints)
         # Results need no Brain of the user's.
         now = replace(now, values={**now.values, RECIPE: before.values[RECIPE]})
-        require_resumable(self.folder, now, has_ended=(self.folder / SUMMARY).is_file())
+        if (self.folder / SUMMARY).is_file():
+            require_resumable(self.folder, now, trains=False, ends=find_ends_of(self.spec))
+        else:
+            require_resumable(self.folder, now)
 
     def _require_model(self) -> None:
         if not (has_checkpoint(self.folder) or (self.folder / BUNDLE).exists()):
@@ -479,7 +483,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
     description = describe_run(run, helper_digests(brain))
     require_same_on_ranks(description)
     require_own_folder(spec, description)
-    was_finished = is_finished(spec.folder, spec.settings)
+    was_finished = bool(find_ends_of(spec))
     with rank0_then_others():
         if rank() == 0:
             if not was_finished:

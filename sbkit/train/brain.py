@@ -81,7 +81,7 @@ from sbkit.train.optimizers import (
     make_optimizers,
     named_parameters,
     naming_parameters,
-    with_lr_scale,
+    with_rates,
 )
 from sbkit.train.ownership import OwnerCheck, all_within, device_errors, prepare_helpers
 from sbkit.train.run_options import check_hooks, read_run_options
@@ -200,10 +200,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         options.setdefault("find_unused_parameters", not has_own_step(self))
         check_hooks(type(self), has_own_step=has_own_step(self))
         ranking = best_key(type(self).metrics or LOSS_METRIC)
-        self.schedule = parse_schedule(settings, higher_is_better=ranking.max_key is not None)
+        self.schedule = parse_schedule(
+            settings, opt_class, higher_is_better=ranking.max_key is not None
+        )
         freezing = Freezing(settings)
         if opt_class is not None:
-            opt_class = with_lr_scale(opt_class, settings)
+            opt_class = with_rates(opt_class, settings)
         # SpeechBrain would log a line for each option that it gets twice.
         values = {name: value for name, value in settings.items() if name not in options}
         super().__init__(modules, opt_class, values, options, checkpointer)
@@ -322,7 +324,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         has_own_numbers = self.loaders is not None
         if has_own_numbers and epoch_counter is not self.hparams.epoch_counter:
             raise ConfigError(
-                "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `number_of_epochs`."
+                "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `limit`."
             )
         checkpointer = self.checkpointer
         try:
@@ -939,8 +941,7 @@ def set_scheduled_rate(brain: Brain) -> None:
         return
     epoch, step = brain.hparams.epoch_counter.current, brain.optimizer_step + 1
     factor = brain.schedule(Position(brain.run_share, step, epoch, brain.evaluator.validations))
-    rate = None if getattr(brain.hparams, "optimizers", None) else brain.hparams.lr
-    set_rate(active_optimizers(brain).values(), factor, rate)
+    set_rate(active_optimizers(brain).values(), factor)
 
 
 def mark_last(batches: Batches, *, count: int | None, done: int) -> Iterator[tuple[Any, bool]]:

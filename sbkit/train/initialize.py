@@ -39,8 +39,8 @@ from sbkit.checkpoint.weights import (
     tensors_by_part,
     to_part_name,
 )
-from sbkit.config.document import holds_object, plain_value, read_document
-from sbkit.config.hparams import read_spec
+from sbkit.config.document import Document, holds_object, plain_value
+from sbkit.config.hparams import make_spec, read_spec
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import text_tokens_of
 from sbkit.models.pretrained.folder import (
@@ -300,7 +300,7 @@ def encoder_config_of(folder: Path) -> dict[str, Any] | None:
     return config
 
 
-def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
+def with_encoder_config(declared: Document, overrides: Mapping[str, object]) -> dict[str, object]:
     """Return the overrides with the sizes of the encoder, if the YAML has `encoder_config`.
 
     A resumed run keeps the sizes that it began with. A new one takes them from `pretrained`; if
@@ -309,11 +309,11 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     config: Any = overrides.get(ENCODER_CONFIG) or {}
     if "source" in config:
         return dict(overrides)  # they are complete
-    config = config or plain_value(read_document(yaml_file).root.get(ENCODER_CONFIG))
+    config = config or plain_value(declared.root.get(ENCODER_CONFIG))
     if isinstance(config, dict) and not holds_object(config):  # the YAML refers to sizes in it
         sizes = complete_config(config, source_file=f"`{ENCODER_CONFIG}`")
         overrides = {**overrides, ENCODER_CONFIG: sizes}
-    settings = read_spec(yaml_file, overrides).settings
+    settings = make_spec(declared, overrides).settings
     if ENCODER_CONFIG not in settings:
         return dict(overrides)
     run = Path(settings["output_folder"])

@@ -25,7 +25,7 @@ from sbkit.base.errors import ConfigError, concerning, translate
 from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import Range
 from sbkit.checkpoint.weights import part_names_of_model, to_part_name
-from sbkit.train.schedule import SPEECHBRAIN_SCHEDULERS
+from sbkit.train.schedule import DECLARED_RATE, SPEECHBRAIN_SCHEDULERS
 
 Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
 OptimizerClass = Callable[[Groups], Optimizer]
@@ -117,7 +117,7 @@ def make_optimizers(
             vectors = [p for p in parameters if p.ndim == 1]
             decayed = [p for p in parameters if p.ndim != 1]
             groups = [{"params": vectors, "weight_decay": 0.0}, {"params": decayed}]
-        make = with_lr_scale(declared[name]["opt_class"], hparams)
+        make = with_rates(declared[name]["opt_class"], hparams)
         with naming_parameters(f"optimizers.{name}", make, own):
             optimizers[name] = make(groups)
     return optimizers
@@ -205,32 +205,54 @@ def _parameters_of_part(path: str, named: NamedParameters) -> NamedParameters:
 # Learning rates by path
 
 
-def with_lr_scale(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> OptimizerClass:
+def with_rates(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> OptimizerClass:
     """Return ``opt_class``, made to scale learning rates as `lr_scale` and `layer_decay` declare.
 
     It splits the groups that it is called with, such as the one without weight decay: all
-    parameters of a group then have the same scale, the group's entry `lr_scale`. A schedule
-    multiplies its rate by ``group.get("lr_scale", 1.0)``.
+    parameters of a group then have the same scale, the group's entry `lr_scale`. The declared rate
+    of a group is its entry `initial_lr`, as for torch's schedulers; `lr` is the present one.
     """
     scale_by_id = _lr_scales_by_parameter(hparams)
-    if not scale_by_id:
-        return opt_class
     for name, value in hparams.items():
-        if name != "lr_schedule" and type(value).__module__ == SPEECHBRAIN_SCHEDULERS:
+        is_scheduler = type(value).__module__ == SPEECHBRAIN_SCHEDULERS
+        if scale_by_id and is_scheduler and name != "lr_schedule":
             raise ConfigError(
                 f"`{name}` ({type(value).__name__}) sets one rate for all parts, against "
                 "`lr_scale`. Call it `lr_schedule`.",
                 keys=(name,),
             )
 
-    def make_scaled(groups: Groups) -> Optimizer:
+    def make(groups: Groups) -> Optimizer:
+        if not scale_by_id:
+            return keep_declared_rates(opt_class(groups))
         optimizer = opt_class(list(split_groups(groups, scale_by_id)))
         for group in optimizer.param_groups:
             scale = group.setdefault("lr_scale", 1.0)  # an optimizer may add groups of its own
             group["lr"] *= scale
-        return optimizer
+        return keep_declared_rates(optimizer)
 
-    return make_scaled
+    return make
+
+
+def keep_declared_rates(optimizer: Optimizer) -> Optimizer:
+    """Keep the declared rate of each group, also if a checkpoint with another one is loaded.
+
+    The present rate, which is loaded, keeps its ratio to the declared one.
+    """
+    declared = [group.get("lr") for group in optimizer.param_groups]
+
+    def restore(optimizer: Optimizer) -> None:
+        for group, rate in zip(optimizer.param_groups, declared, strict=True):
+            if rate is None:  # the optimizer has none
+                continue
+            before = group.get(DECLARED_RATE, rate)
+            if before != rate:
+                group["lr"] = group["lr"] * rate / before if before else rate
+            group[DECLARED_RATE] = rate
+
+    restore(optimizer)
+    optimizer.register_load_state_dict_post_hook(restore)
+    return optimizer
 
 
 def _lr_scales_by_parameter(hparams: Mapping[str, Any]) -> dict[int, float]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache
+from inspect import signature
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.ranges import SHARE
 
 SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
+DECLARED_RATE = "initial_lr"  # in an optimizer's group, as in torch: the rate that it is made with
 MAX_SCHEDULED_STEPS = 100_000  # for `highest_factor`: torch's schedulers take 0.1 ms a step
 TOTAL_STEPS = 10_000  # into which a run is divided for a schedule of torch's with `total_steps`
 
@@ -42,31 +44,49 @@ class Position(NamedTuple):
     validations: Validations = ()  # before the step
 
 
-Schedule = Callable[[Position], float]  # returns a factor of `lr`
+Schedule = Callable[[Position], float]  # returns a factor of the declared rate
 Scheduler = Callable[[int], object]  # sets the rate of its optimizer for a step, from 1
+
+
+def declared_rate(opt_class: Callable[..., Any]) -> float | None:
+    """Return the `lr` that an optimizer's class, or a `!name:` of one, makes it with.
+
+    >>> declared_rate(torch.optim.SGD), declared_rate(lambda parameters: None)
+    (0.001, None)
+    """
+    try:
+        rate = signature(opt_class).parameters["lr"].default
+    except (KeyError, TypeError, ValueError):  # it has no such argument, or no signature
+        return None
+    return float(rate) if isinstance(rate, int | float) else None
 
 
 @concerning("lr_schedule")
 def parse_schedule(
-    hparams: Mapping[str, Any], *, higher_is_better: bool = False
+    hparams: Mapping[str, Any],
+    opt_class: Callable[..., Any] | None,
+    *,
+    higher_is_better: bool = False,
 ) -> Schedule | None:
-    """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the setting.
+    """Read `lr_schedule`, which gives a factor of the optimizer's rate in each step, or None.
 
     It is a function of progress, or a scheduler of SpeechBrain's or torch's that needs only the
     number of steps and epochs, or the metric that ranks checkpoints (``higher_is_better``).
+
+    opt_class: makes the optimizer whose `lr` such a scheduler changes; of several `optimizers`, the
+        first one counts.
     """
-    declared, rate = hparams.get("lr_schedule"), hparams.get("lr")
+    declared = hparams.get("lr_schedule")
     if declared is None:
         return None
     kind = getattr(declared, "func", declared)
     name = getattr(kind, "__name__", type(kind).__name__)
     rename = "Give a scheduler that the recipe steps itself another name, such as `lr_annealing`."
-    has_rate = type(rate) in (int, float) or "optimizers" in hparams
-    if not has_rate or not hasattr(hparams.get("epoch_counter"), "limit"):
-        raise ConfigError(
-            f"`lr_schedule` ({name}) needs a number as `lr`, or `optimizers`, and an "
-            f"`epoch_counter` with a limit. {rename}"
-        )
+    if not hasattr(hparams.get("epoch_counter"), "limit"):
+        raise ConfigError(f"`lr_schedule` ({name}) needs an `epoch_counter` with a limit. {rename}")
+    for optimizer in [*(hparams.get("optimizers") or {}).values()][:1]:
+        opt_class = optimizer["opt_class"]
+    rate = None if opt_class is None else declared_rate(opt_class)
     try:
         schedule = _adapt(declared, rate, higher_is_better=higher_is_better)
         schedule(Position(0.5, 2, 1, ((1, 0.5), (2, 0.5))))
@@ -78,31 +98,32 @@ def parse_schedule(
     return schedule
 
 
-def _adapt(declared: Any, rate: Any, *, higher_is_better: bool) -> Schedule:
+def _adapt(declared: Any, rate: float | None, *, higher_is_better: bool) -> Schedule:
     """Return a schedule of sbkit's, SpeechBrain's or torch's as a function of the position.
 
-    The rates of SpeechBrain and torch are divided by `lr`. The rate of step n is the one after n
-    calls of SpeechBrain's scheduler, or n - 1 calls of torch's. The rate of epoch n is the one
-    after the call for epoch n - 1.
+    The rates of SpeechBrain and torch are divided by the optimizer's. The rate of step n is the one
+    after n calls of SpeechBrain's scheduler, or n - 1 calls of torch's. The rate of epoch n is the
+    one after the call for epoch n - 1.
     """
     kind = getattr(declared, "func", declared)
-    if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
-        return _follow_validations(declared, float(rate), higher_is_better=higher_is_better)
-    if isinstance(kind, type) and issubclass(kind, LRScheduler):
-        return _adapt_torch(declared, float(rate))
-    if type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
+    is_of_torch = isinstance(kind, type) and issubclass(kind, LRScheduler)
+    if not is_of_torch and type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
         return lambda position: declared(position.progress)
+    if rate is None:
+        raise TypeError("it needs the rate of the optimizer, which has no argument `lr`")
+    if is_of_torch and not issubclass(kind, ReduceLROnPlateau):
+        return _adapt_torch(declared, rate)
+    if is_of_torch or isinstance(declared, NewBobScheduler | SpeechBrainPlateau):
+        return _follow_validations(declared, rate, higher_is_better=higher_is_better)
     if isinstance(declared, LinearScheduler | StepScheduler):
-        return lambda position: declared(position.epoch - 1)[1] / float(rate)
-    if isinstance(declared, NewBobScheduler | SpeechBrainPlateau):
-        return _follow_validations(declared, float(rate), higher_is_better=higher_is_better)
+        return lambda position: declared(position.epoch - 1)[1] / rate
     takes_step = isinstance(declared, WarmCoolDecayLRSchedule | TriStageLRSchedule)
 
     def begin(optimizer: Optimizer) -> Scheduler:
         scheduler = deepcopy(declared)  # the recipe may call its own
         return lambda step: scheduler(optimizer, *([step] if takes_step else []))
 
-    stepped = _SteppedScheduler(begin, float(rate))
+    stepped = _SteppedScheduler(begin, rate)
     return lambda position: stepped.factor(position.step)
 
 
@@ -205,12 +226,14 @@ def highest_factor(
     return highest
 
 
-def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None) -> None:
-    """Set the rate of all groups: ``rate``, or the optimizer's own, times factor and `lr_scale`."""
+def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
+    """Set the rate of each group to its declared rate times a factor."""
     for optimizer in optimizers:
-        declared = optimizer.defaults["lr"] if rate is None else rate
         for group in optimizer.param_groups:
-            group["lr"] = declared * factor * group.get("lr_scale", 1.0)
+            # A recipe may have made its optimizers itself.
+            is_kept = DECLARED_RATE in group
+            rate = group[DECLARED_RATE] if is_kept else optimizer.defaults["lr"]
+            group["lr"] = rate * factor
 
 
 class WarmupCosine:

@@ -58,14 +58,26 @@ from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
     CHANGEABLE_KEYS,
+    CHECKPOINTS,
     DATA_SETTINGS,
+    LIMIT_PATH,
     RunDescription,
     describe_spec,
     has_checkpoint,
     require_resumable,
 )
 from sbkit.config.dependencies import hash_dependencies
-from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
+from sbkit.config.document import children, dotted, read_document
+from sbkit.config.hparams import (
+    EPOCH_COUNTER,
+    EPOCH_LIMIT,
+    OUTPUT_FOLDER,
+    RECIPE,
+    RunSpec,
+    Settings,
+    build_hparams,
+    make_spec,
+)
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.sampler import RankSampler
@@ -91,7 +103,7 @@ from sbkit.train.initialize import (
 )
 from sbkit.train.ownership import prepare_helpers
 from sbkit.train.recipe import Recipe, load_recipe
-from sbkit.train.stopping import is_finished
+from sbkit.train.stopping import find_ends
 
 LABEL_RECORD_FILE = "labels.json"
 
@@ -112,8 +124,9 @@ def declare_run(
     overrides, recipe, target: as of `read_spec`.
     """
     user_overrides = nest_overrides(overrides)
-    complete = with_encoder_config(Path(yaml_file), user_overrides)
-    spec = read_spec(yaml_file, complete, recipe=recipe, target=target)
+    declared = read_document(yaml_file)
+    complete = with_encoder_config(declared, user_overrides)
+    spec = make_spec(declared, complete, recipe=recipe, target=target)
     return replace(spec, user_overrides=user_overrides)
 
 
@@ -175,14 +188,45 @@ def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Run
 
 def require_own_folder(spec: RunSpec, description: RunDescription) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
-    has_ended = is_finished(spec.folder, spec.settings)
-    return require_resumable(spec.folder, description, has_ended=has_ended)
+    return require_resumable(spec.folder, description, ends=find_ends_of(spec))
+
+
+def find_ends_of(spec: RunSpec) -> dict[str, float]:
+    """Return what has ended the run in the folder, by the keys that the user may raise."""
+    limit = dotted(spec.source_of(EPOCH_COUNTER, EPOCH_LIMIT))
+    ends = find_ends(spec.folder, spec.settings, spec.max_epochs)
+    return {limit if key == LIMIT_PATH else key: value for key, value in ends.items()}
+
+
+def require_files_of_run(spec: RunSpec, recipe: Recipe) -> None:
+    """Refuse an object that opens or saves a file of the run elsewhere.
+
+    The run prepares the labels and language models, resumes, tests and exports by its own files.
+    """
+    files = {
+        ("checkpointer", "checkpoints_dir"): CHECKPOINTS,
+        (recipe.label_key, "model_file"): recipe.label_file,
+        (recipe.label_key, "file"): recipe.label_file,
+        ("decoder", "language_models"): LANGUAGE_MODELS_FILE,
+        ("decoder_tokenizer", "file"): DECODER_TOKENIZER_FILE,
+    }
+    for (key, argument), name in files.items():
+        declared = dict(children(spec.tree.get(key))).get(argument)
+        if name is None or not isinstance(declared, str):
+            continue
+        if Path(declared).resolve() != (spec.folder / name).resolve():
+            raise ConfigError(
+                f"A run uses its own {spec.folder / name}, but `{key}.{argument}` is {declared}. "
+                f"Write `{argument}: !ref <output_folder>/{name}`.",
+                keys=(key, argument),
+            )
 
 
 def prepare_data(spec: RunSpec) -> RunData:
     """Prepare the data and the labels of a run; nothing is written into its folder."""
     with concerning("recipe"):
         recipe = load_recipe(spec)
+    require_files_of_run(spec, recipe)
     with concerning("data_folder"):
         splits = prepare_splits(spec, recipe)
     labels, files = prepare_labels(spec, recipe, splits)

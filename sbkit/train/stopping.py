@@ -34,7 +34,7 @@ from sbkit.base.process import (
 )
 from sbkit.base.stores import store_patience, wait_for_store
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import CHECKPOINTS
+from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.logs.metric import BestKey
 
@@ -314,12 +314,24 @@ def stops_early(checkpointer: Any, patience: int) -> bool:
     return stops
 
 
-def is_finished(run_folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Return whether a run has trained its last epoch or its minutes, or has stopped early."""
-    if has_stopped_early(run_folder / CHECKPOINTS, settings.get("early_stopping", 0)):
-        return True
+def find_ends(
+    run_folder: Path, settings: Mapping[str, Any], max_epochs: int | None
+) -> dict[str, float]:
+    """Return what has ended a run: its last epoch, its minutes, or early stopping.
+
+    max_epochs: the last epoch of the run, if it has one.
+    Returns keys, and the values that they must exceed for the run to train on.
+    """
     newest = newest_checkpoint(run_folder / CHECKPOINTS)
-    if newest is None or not newest.meta.get("end-of-epoch", True):
-        return False
-    has_ended: bool = newest.meta.get("epoch", 0) >= settings["number_of_epochs"]
-    return has_ended or 0 < 60 * settings.get("max_minutes", 0) <= newest.meta.get(FIT_SECONDS, 0)
+    ends: dict[str, float] = {}
+    if newest is None:
+        return ends
+    meta = newest.meta
+    if has_stopped_early(run_folder / CHECKPOINTS, settings.get("early_stopping", 0)):
+        ends["early_stopping"] = meta[STALE_VALIDATIONS]
+    if meta.get("end-of-epoch", True):
+        if max_epochs is not None and meta.get("epoch", 0) >= max_epochs:
+            ends[LIMIT_PATH] = meta["epoch"]
+        if 0 < 60 * settings.get("max_minutes", 0) <= meta.get(FIT_SECONDS, 0):
+            ends["max_minutes"] = math.ceil(meta[FIT_SECONDS] / 60 * 100) / 100
+    return ends

@@ -45,10 +45,12 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
         ("data_folder: {a: 1}", "`data_folder` must be null or text or a list of texts, but is {"),
         ("report_by: [null]", "`report_by` must be"),
         ("mix: {train-b: 0}", "but is {'train-b': 0}. For no row of a source, leave it out."),
-        ("where: accents", "`where` must be null or a mapping of texts, but is 'accents'"),
+        ("where: accents", "`where` must be null or {} or a mapping of texts, but is 'accents'"),
         ("remove_vector_weight_decay: 1", "must be true or false, but is 1"),
         ("lm_text: []", "`lm_text` must be null or text or a list of texts"),
-        ("columns: wrd", "`columns` must be null or a mapping of texts"),
+        ("columns: wrd", "`columns` must be null or {} or a mapping of texts"),
+        ('data_folder: ""', "must be null or text or a list of texts, but is ''. Write null for"),
+        ("manifest: {}", "`manifest` must be null or a mapping of texts, but is {}. Write null"),
     ],
 )
 def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> None:
@@ -58,6 +60,13 @@ def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> Non
     file.write_text(re.sub(rf"(?m)^{key}:.*\n", "", declared) + line)  # some leave the key out
     with pytest.raises(ConfigError, match=text):
         require_in_range(read_spec(file).settings, {**RANGES, **VadRecipe.ranges})
+
+
+def test_no_key_takes_an_empty_value_for_none() -> None:
+    """An empty shell variable as `data_folder` used to train on the default corpus."""
+    for name, key in KEYS.items():
+        assert not [empty for empty in ("", " ", [""]) if empty in key.values], name
+        assert ({} in key.values) is ("{}" in str(key.values)), name
 
 
 def test_lists_of_keys_and_arguments_name_those_that_exist() -> None:

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import BAD_INPUT, ConfigError, SbkitError
+from sbkit.base.ranges import KEYS
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import Finding
 from sbkit.check.settings import check_needs, check_run_folder
+from sbkit.config.hparams import read_spec
 from sbkit.config.overrides import parse_overrides
 from sbkit.distributed.device import device_counter_for, resolve_placement
-from sbkit.train.setup import declare_run
+from sbkit.train.recipe import load_recipe
+from sbkit.train.setup import declare_run, require_files_of_run
 from tests.check.harness import declared_run
 from tests.checkpoint.saves import training
 from tests.runs import ROOT, TINY, TINY_VOICE, Workplace, contents_of, times_of
@@ -38,6 +41,7 @@ NEEDS = {  # of each key: another value, and what each turns it on
     "max_time_fraction": ("0.3", ["time_masks=1"]),
     "freq_width": ("3", ["freq_masks=1"]),
     "kernel_size": ("3", ["encoder_module=conformer"]),
+    "keep_better_start": ("False", ["init_from=a"]),
 }
 
 
@@ -66,6 +70,69 @@ def test_value_that_others_turn_off_is_noted_if_the_user_gave_it(tmp_path: Path)
     for option in {option for _, turn_on in NEEDS.values() for option in turn_on}:
         still_off = {key for key, (_, turn_on) in NEEDS.items() if option not in turn_on}
         assert noted(tmp_path, own, *OFF, option) == still_off
+
+
+FORMS: dict[str, tuple[object, object]] = {  # of `needs`: a value in this form, and another
+    "above 0": (1, 0),
+    "below 1": (0.5, 1),
+    "1": (1, 2),
+    "set": ("a", None),
+    "a mapping with `all`": ({"all": "a.csv"}, {"train": "a.csv"}),
+    "conformer or branchformer": ("conformer", "transformer"),
+}
+
+
+@pytest.mark.parametrize("yaml", ["codec.yaml", "ctc.yaml", "ctc_pretrained.yaml", "vad.yaml"])
+def test_advice_about_a_value_that_others_turn_off_is_accepted(yaml: str) -> None:
+    def notes(key: str, overrides: dict[str, object]) -> list[str]:
+        spec = read_spec(ROOT / "hparams" / yaml, overrides)
+        return [f.problem for f in check_needs(spec) if f.problem.startswith(f"`{key}` needs ")]
+
+    folder = {"data_folder": "/data"}
+    spec = read_spec(ROOT / "hparams" / yaml, folder)
+    settings = spec.settings
+    num_checked = 0
+    for key, needs in ({k: v.needs for k, v in KEYS.items()} | {**load_recipe(spec).needs}).items():
+        value = settings.get(key)
+        other = not value if isinstance(value, bool) else "a" if value is None else value
+        other = other + 1 if isinstance(value, float) or type(value) is int else other
+        has_effect = other is not False or key in spec.defaults
+        if not needs or key not in settings or not has_effect or isinstance(value, list):
+            continue
+        changes = {**folder, key: other}
+        off = {name: FORMS[form][1] for name, form in needs.items() if name in settings}
+        (note,) = notes(key, off | changes)
+        advised = re.findall(rf"`(\w+)` ({'|'.join(map(re.escape, FORMS))})", note)
+        assert dict(advised) == needs
+        for name, form in advised:
+            if name in settings:
+                assert not notes(key, off | changes | {name: FORMS[form][0]})
+        if key not in spec.document.own_keys:  # else the YAML gives it as well
+            assert not notes(key, folder | off)
+        num_checked += 1
+    assert num_checked > 1
+
+
+@pytest.mark.parametrize(
+    ("yaml", "key", "file"),
+    [
+        ("vad", "checkpointer.checkpoints_dir", "checkpoints"),
+        ("ctc", "tokenizer.model_file", "tokenizer.model"),
+        ("ctc", "decoder.language_models", "lm.safetensors"),
+        ("tts", "labels.file", "symbols.txt"),
+        ("whisper", "decoder_tokenizer.file", "decoder_tokenizer.json"),
+    ],
+)
+def test_objects_of_a_run_use_its_own_files(yaml: str, key: str, file: str, tmp_path: Path) -> None:
+    """Texts were encoded with the tokenizer of the run, and decoded with another one."""
+    spec = read_spec(ROOT / f"hparams/{yaml}.yaml", {"output_folder": f"{tmp_path}/./run"})
+    recipe = load_recipe(spec)
+    require_files_of_run(spec, recipe)
+    with pytest.raises(
+        ConfigError, match=f"uses its own {spec.folder / file}, but `{key}`"
+    ) as told:
+        require_files_of_run(spec.with_overrides(**{key: f"/elsewhere/{file}"}), recipe)
+    assert told.value.keys == (*key.split("."),)
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """A run is resumed only with the configuration that it began with."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import (
     CHANGEABLE_KEYS,
     END_KEYS,
+    LIMIT_PATH,
     MACHINE_KEYS,
     RunDescription,
     describe_spec,
@@ -22,8 +25,10 @@ from sbkit.checkpoint.run_config import (
     require_same_on_ranks,
     write_description,
 )
-from sbkit.config.hparams import read_spec
+from sbkit.config.hparams import RunSpec, read_spec
 from sbkit.evaluate.run_results import SUMMARY
+from sbkit.train.setup import find_ends_of, require_own_folder
+from sbkit.train.stopping import FIT_SECONDS, STALE_VALIDATIONS
 
 YAML = """
 seed: 1
@@ -94,6 +99,32 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "overrides", "allowed"),
+    [
+        ("", "", {"opt_class.lr": 0.5}, True),
+        ("", "", {"epoch_counter.limit": 9}, True),
+        ("!ref <number_of_epochs>", "9", {}, True),
+        ("!ref <number_of_epochs>", "!ref <number_of_epochs> * 2", {}, True),
+        ("!ref <lr>", "!ref <rate>\nlr_schedule: {start: !ref <peak>}", {"peak": 0.5}, True),
+        ("!ref <lr>", "!ref <rate>", {"peak": 0.5}, True),
+        ("!ref <lr>", "!ref <rate>\nscale: !ref <peak>", {"peak": 0.5}, False),
+        ("!ref <lr>", "!ref <lr>\nlr_schedule: {start: !ref <peak>}", {"peak": 0.5}, False),
+        ("!ref <lr>", "!ref <hidden> * 0.1", {"hidden": 4}, False),
+        ("!ref <lr>", "!ref <seed> * 0.1", {"seed": 4}, False),
+        ("", "", {"peak": 0.5}, False),  # code may read it
+    ],
+)
+def test_what_may_change_follows_the_arguments_of_objects(
+    tmp_path: Path, old: str, new: str, overrides: dict[str, Any], *, allowed: bool
+) -> None:
+    text = f"peak: 0.1\nrate: !ref <peak>\n{YAML}"
+    changed = text.replace(old, new, int(old != ""))
+    before = text if not overrides else changed
+    after = [*differences(declare(tmp_path, before), declare(tmp_path, changed, **overrides))]
+    assert after and all(difference.is_allowed for difference in after) is allowed
+
+
 def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     """Its folder used to say bf16 of a run in fp32 that was opened with it."""
     run, training = begun(tmp_path), CHANGEABLE_KEYS - END_KEYS - MACHINE_KEYS | {"opt_class.betas"}
@@ -105,12 +136,16 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
 
     def note(text: str = "hello", file: str = "a.txt", **changes: object) -> str | None:
         now = RunDescription(values | {"lm_text": file} | changes, {}, files={file: text})
-        return require_resumable(run, now, has_ended=True)
+        return require_resumable(run, now, ends={"early_stopping": 2, "my_epochs": TRAINED_EPOCHS})
 
     def require_refused(keys: Iterable[str]) -> None:
         for key in keys:
-            with pytest.raises(SbkitError, match=rf"\({key}: .* now\). To train on, raise"):
+            fix = "raise `early_stopping` above 2 and `my_epochs` above 3"
+            with pytest.raises(SbkitError, match=rf"\({key}: .* now\). To train on, {fix}. "):
                 note(**{key: 6})
+            now = RunDescription(values | {key: 6}, {}, files={"a.txt": "hello"})
+            with pytest.raises(SbkitError, match="train it: `train` resumes it"):
+                require_resumable(run, now, trains=False)
 
     assert None not in [note(**{key: 6}) for key in end]  # for a test that has not ended
     require_refused(training)
@@ -123,8 +158,54 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     ):
         note(beam_size=6)
     assert {note(**{key: 6}) for key in MACHINE_KEYS} == {None}
-    assert note(number_of_epochs=TRAINED_EPOCHS) is not None
+    assert note(**{LIMIT_PATH: TRAINED_EPOCHS}) is not None
     assert note(file="moved.txt") is None
+
+
+ENDS = {  # keys that end a run, with values that have ended one of two epochs and its checkpoint
+    "number_of_epochs": TRAINED_EPOCHS,
+    "early_stopping": 2,
+    "max_minutes": 0.1,
+}
+
+
+@pytest.mark.parametrize("ended_by", [*chain(*(combinations(ENDS, n) for n in (1, 2, 3)))], ids=str)
+@pytest.mark.parametrize("limit", ["!ref <number_of_epochs>", "!ref <my_epochs>", "9"])
+def test_advice_of_an_ended_run_is_accepted(
+    tmp_path: Path, limit: str, ended_by: tuple[str, ...]
+) -> None:
+    values = {"number_of_epochs": 9, "early_stopping": 0, "max_minutes": 0}
+    values |= {key: ENDS[key] for key in ended_by}
+    text = YAML.replace("number_of_epochs: 4", "early_stopping: 0\nmax_minutes: 0\nmy_epochs: 9")
+    text = f"number_of_epochs: 9\n{text}".replace("!ref <number_of_epochs>", limit)
+    limit_key = limit[6:-1] if limit != "9" else LIMIT_PATH
+    values[limit_key] = values["number_of_epochs"]
+    (tmp_path / "run.yaml").write_text(text)
+    run = tmp_path / "run"
+    checkpointer = Checkpointer(run / "checkpoints", recoverables={"model": nn.Linear(1, 1)})
+    meta = {"epoch": TRAINED_EPOCHS, STALE_VALIDATIONS: 2, FIT_SECONDS: 6.0}
+    checkpointer.save_checkpoint(meta=meta)
+
+    def spec_of(**changes: object) -> RunSpec:
+        return read_spec(tmp_path / "run.yaml", {"output_folder": str(run), **values, **changes})
+
+    write_description(run, describe_spec(spec_of()))
+    assert [*find_ends_of(spec_of())] == [
+        limit_key if key == "number_of_epochs" else key
+        for key in ("early_stopping", "number_of_epochs", "max_minutes")
+        if key in ended_by
+    ]
+    with pytest.raises(
+        SbkitError, match=r"\(lr: 0.1 before, 0.5 now\)\. To train on, raise"
+    ) as told:
+        require_own_folder(spec_of(lr=0.5), describe_spec(spec_of(lr=0.5)))
+    advice = re.findall(r"`(\S+)` above ([\d.]*\d)", str(told.value))
+    assert len(advice) == len(ended_by)
+    for value in (0.01, 1):
+        raised = {key: float(text) + (value if key == "max_minutes" else 1) for key, text in advice}
+        spec = spec_of(lr=0.5, **raised)
+        assert find_ends_of(spec) == {}
+        assert "lr: 0.1 before, 0.5 now" in str(require_own_folder(spec, describe_spec(spec)))
 
 
 def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_parse_overrides_reads_values(arguments: list[str], expected: dict[str, 
     [
         ("lr", "`lr` is not of the form --key=value"),
         ("--a[b]=3", "is not of the form"),
-        ("--a=", "`--a=` needs a value. Write '\"\"' for empty text."),
+        ("--a=", "`--a=` needs a value. Write null for none."),
         ("--a=!new:os.system", "needs a plain value"),
         ("--a=[1,", "is not a list"),
         ("--manifest=a.csv", "needs NAME=VALUE, not 'a.csv'"),

@@ -10,9 +10,11 @@ import pytest
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import FLAG_WORDS, ValueType
+from sbkit.check.settings import unread_keys
 from sbkit.config.document import Only
-from sbkit.config.hparams import load_hparams, read_spec
+from sbkit.config.hparams import build_hparams, load_hparams, read_spec
 from sbkit.config.overrides import nest_overrides, parse_overrides
+from sbkit.train.schedule import declared_rate
 from tests.config.conftest import refusal
 
 VALUES: tuple[Any, ...] = (
@@ -214,3 +216,63 @@ def test_flag_in_words_is_refused_as_an_argument(node: str, argument: str, tmp_p
 def test_word_for_an_argument_that_may_be_text_is_kept(node: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"k: {node}\n")
     assert vars(load_hparams(tmp_path / "a.yaml", {})["k"])["text"] == "off"
+
+
+# -- a key, and the argument that refers to it -----------------------------------------------------
+
+REFERENCE, REMOVED = "!ref <rate>", object()
+KEYS = [*product((None, 2), (None, 3))]  # in the file, in the options
+ARGUMENTS = [*product((REFERENCE, 5), (None, 6, REMOVED, "!name"), (None, 7, REMOVED))]
+
+
+def part_lines(argument: Any, *, tag: str = "") -> list[str]:
+    """Write the part `optimizer` of a YAML; none for None."""
+    if argument is None:
+        return []
+    tag = tag or "!name:torch.optim.SGD" * (argument == "!name")
+    value = 6 if argument == "!name" else argument
+    return ["optimizer: null"] if value is REMOVED else [f"optimizer: {tag}", f"    lr: {value}"]
+
+
+def option_forms(key: Any, argument: Any) -> list[dict[str, object]]:
+    """Return the same overrides in both orders, of the command line and of Python."""
+    pairs = {} if key is None else {"rate": key}
+    if argument is not None:
+        pairs |= {"optimizer": None} if argument is REMOVED else {"optimizer.lr": argument}
+    orders = [pairs, dict(reversed(pairs.items()))]
+    lines = [[f"--{name}={json.dumps(value)}" for name, value in o.items()] for o in orders]
+    nested = {"rate": key} if key is not None else {}
+    if argument is not None:
+        nested["optimizer"] = None if argument is REMOVED else {"lr": argument}
+    return [*map(parse_overrides, lines), *map(nest_overrides, orders), nested]
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_object_decides_and_a_key_that_it_no_longer_refers_to_is_named(
+    keys: tuple[Any, Any], arguments: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    """A key is named if it is given where its reference is gone, or later."""
+    in_base, in_file, in_options = arguments
+    if in_file is REMOVED and in_options is not None:
+        return  # there is nothing to change
+    lines = ["rate: 1", *part_lines(in_base, tag="!name:torch.optim.SGD")]
+    (tmp_path / "base.yaml").write_text("\n".join(lines) + "\n")
+    lines = [f"rate: {keys[0]}"] * (keys[0] is not None) + part_lines(in_file)
+    (tmp_path / "own.yaml").write_text("\n".join(["base: base.yaml", *lines]) + "\n")
+    layers = (None if in_base is REFERENCE else in_base, in_file, in_options)
+    key_layer = max((layer for layer, key in enumerate(keys, 1) if key is not None), default=0)
+    is_named = key_layer > 0 and any(argument is not None for argument in layers[: key_layer + 1])
+    rate = next((key for key in reversed(keys) if key is not None), 1)
+    value = next((a for a in reversed(layers) if a is not None), rate)
+    for overrides in option_forms(keys[1], in_options):
+        spec = read_spec(tmp_path / "own.yaml", overrides)
+        assert [*unread_keys(spec, {"optimizer"})] == ["rate"] * is_named
+        if value is REMOVED:
+            assert "optimizer" not in spec.tree
+        else:
+            assert spec.tree["optimizer"]["lr"] == (6 if value == "!name" else value)
+            assert declared_rate(build_hparams(spec)["optimizer"]) == spec.tree["optimizer"]["lr"]
+        assert spec.source_of("optimizer", "lr")[0] == (
+            "rate" if value is not REMOVED and {*layers} == {None} else "optimizer"
+        )

@@ -22,6 +22,9 @@ from sbkit.base import machine
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.files import open_lock, try_lock
 from sbkit.base.machine import NvidiaDriver
+from sbkit.base.ranges import KEYS
+from sbkit.check.check import open_checked_run
+from sbkit.check.settings import COMMAND_KEYS, LATER_KEYS, check_formats, check_freezing
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
@@ -30,6 +33,7 @@ from sbkit.logs.run_log import read_log
 from sbkit.run.run import Run
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.text import tokenizer
+from sbkit.train.setup import declare_run
 from tests.runs import (
     ROOT,
     TINY,
@@ -389,3 +393,40 @@ def test_start_says_that_no_gpu_is_used(
         brain_of(device=device)
         assert caplog.text.count("No GPU is used, because NVIDIA's driver") == num_warnings
         caplog.clear()
+
+
+def test_edit_of_the_yaml_changes_neither_the_check_nor_the_run(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    """The check read the file again: it judged the edit, and the run trained the other."""
+    yaml = tmp_path / "own.yaml"
+    yaml.write_text(f"base: {YAML}\nmax_grad_norm: 4.0\n")
+    overrides = {**SMALL, "data_folder": str(workplace.release), "number_of_epochs": 1}
+    run = Run(yaml, {**overrides, "output_folder": tmp_path / "run"})
+    yaml.write_text("base: nowhere.yaml\n")
+    assert [*run.check()] == [*run.check()]
+    run.train()
+    assert run.scores["test"]
+    assert "max_grad_norm: 4.0\n" in (run.folder / "hyperparams.yaml").read_text()
+    other = Run(run.folder / "hyperparams.yaml", {"num_workers": 1})
+    (run.folder / "hyperparams.yaml").write_text("base: nowhere.yaml\n")
+    other.train()  # it has ended: its folder keeps the values that it was trained with
+    assert "\nnum_workers: 0 " in (run.folder / "hyperparams.yaml").read_text()
+
+
+def test_keys_that_only_a_run_reads_are_those_that_the_check_excuses(
+    finished: Overrides, tmp_path: Path
+) -> None:
+    started = {"init_from": str(finished["output_folder"]), "init_from_differs": ["text"]}
+    overrides = {**finished, **started, "output_folder": tmp_path, "number_of_epochs": 1}
+    run = Run(YAML, overrides)
+    with open_checked_run(declare_run(YAML, overrides)) as checked:
+        for check in (check_formats, check_freezing):
+            list(check(checked) or ())
+        settings = (checked.spec.settings, checked.copy.spec.settings, checked.copy.hparams)
+        names_before = set[str]().union(*(s.names_read for s in settings))
+    run.train()
+    names_after = run.settings.names_read | run.prepare().hparams.names_read
+    later = (names_after - names_before - COMMAND_KEYS) & {*KEYS}
+    assert later >= LATER_KEYS
+    assert later - LATER_KEYS <= {*AsrRecipe.ranges}

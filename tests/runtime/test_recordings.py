@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from sbkit.config.document import read_document
 from sbkit.export.export import export_run
 from sbkit.runtime.runtimes import load_bundle, load_in_thread
 from sbkit.runtime.score_sets import prepare_user_set
@@ -23,7 +24,8 @@ YAML = ROOT / "hparams/ctc_whisper.yaml"
 def test_every_way_to_log_probs_cuts_a_recording_alike(tmp_path: Path) -> None:
     make_folder(tmp_path / "whisper", "whisper", max_source_positions=1500)  # 30 s
     settings = {"pretrained": str(tmp_path / "whisper"), "output_folder": str(tmp_path / "run")}
-    run = make_run(tmp_path / "run", YAML, louder, **with_encoder_config(YAML, settings))
+    settings = with_encoder_config(read_document(YAML), settings)
+    run = make_run(tmp_path / "run", YAML, louder, **settings)
     folder = tmp_path / "bundle"
     export_run(run, folder, formats=["onnx"])
     clip = (3000 * np.random.default_rng(0).standard_normal(50 * RATE)).astype(np.int16)

@@ -1,5 +1,6 @@
 """Brains that fit a line to random rows, for tests of the training loop."""
 
+from functools import partial
 from typing import Any
 
 import speechbrain as sb
@@ -91,7 +92,7 @@ def brain_of(
 ) -> Any:
     return kind(
         modules={"model": model or line()},
-        opt_class=lambda parameters: optimizer(parameters, lr=lr),
+        opt_class=partial(optimizer, lr=lr),
         hparams=hparams,
         run_opts={"device": "cpu", **run_opts},
         checkpointer=checkpointer,

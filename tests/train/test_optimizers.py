@@ -17,7 +17,7 @@ from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.transformer import Transformer
 from sbkit.train.brain import Brain
-from sbkit.train.optimizers import Freezing, with_lr_scale
+from sbkit.train.optimizers import Freezing, with_rates
 from sbkit.train.step import share_batch_norms
 from tests import processes
 from tests.models.pretrained.folders import make_parts, tiny_config
@@ -81,8 +81,8 @@ def test_negative_scale_is_refused(key: str) -> None:
 def test_lr_scale_refuses_scheduler_with_one_rate_for_all() -> None:
     annealing = {"lr_annealing": NewBobScheduler(0.1)}
     with pytest.raises(SbkitError, match=r"`lr_annealing` \(NewBobScheduler\) sets one rate"):
-        with_lr_scale(SGD, parts() | annealing | {"lr_scale": {"CNN": 0.1}})
-    assert with_lr_scale(SGD, parts() | annealing) is SGD
+        with_rates(SGD, parts() | annealing | {"lr_scale": {"CNN": 0.1}})
+    assert with_rates(SGD, parts() | annealing)([nn.Parameter(torch.ones(1))]).defaults["lr"] > 0
 
 
 def test_lr_scale_uses_longest_path_and_keeps_groups() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from speechbrain.nnet import schedulers
-from speechbrain.utils.checkpoints import Checkpointer
+from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.train.schedule import (
     MAX_SCHEDULED_STEPS,
     Position,
@@ -34,9 +35,12 @@ def test_schedule_factor_by_share_of_run() -> None:
         assert schedule(progress) == pytest.approx(factor, abs=1e-12)
 
 
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
 def declared(schedule: Any, **settings: Any) -> dict[str, Any]:
     counter = SimpleNamespace(limit=4, current=1)
-    return {"lr": 0.1, "epoch_counter": counter, "lr_schedule": schedule, **settings}
+    return {"epoch_counter": counter, "lr_schedule": schedule, **settings}
 
 
 def test_unsupported_scheduler_is_refused() -> None:
@@ -48,16 +52,20 @@ def test_unsupported_scheduler_is_refused() -> None:
         ("cosine", "but str raised TypeError"),
     ):
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function.*" + words):
-            parse_schedule(declared(scheduler))
+            parse_schedule(declared(scheduler), SGD)
     with pytest.raises(SbkitError, match=r"NewBobScheduler raised .*\(the metric"):
-        parse_schedule(declared(schedulers.NewBobScheduler(0.1)), higher_is_better=True)
-    for lacking in ({"epoch_counter": None}, {"lr": None}):
-        with pytest.raises(SbkitError, match=r"\(WarmupCosine\) needs a number as `lr`"):
-            parse_schedule(declared(WarmupCosine(warmup_fraction=0.1), **lacking))
+        parse_schedule(declared(schedulers.NewBobScheduler(0.1)), SGD, higher_is_better=True)
+    with pytest.raises(SbkitError, match=r"\(WarmupCosine\) needs an `epoch_counter`"):
+        parse_schedule(declared(WarmupCosine(warmup_fraction=0.1), epoch_counter=None), SGD)
+    for opt_class in (None, lambda parameters: SGD(parameters)):
+        with pytest.raises(
+            SbkitError, match="needs the rate of the optimizer, which has no .*`lr`"
+        ):
+            parse_schedule(declared(schedulers.NoamScheduler(0.1, 3)), opt_class)
 
 
 def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
-    read = parse_schedule(declared(schedule))
+    read = parse_schedule(declared(schedule), SGD)
     assert read is not None
     per_epoch = steps // epochs
     return [read(Position(step / steps, step + 1, step // per_epoch + 1)) for step in range(steps)]
@@ -91,7 +99,7 @@ def test_rate_falls_once_the_metric_no_longer_improves() -> None:
         *((plateau, True, (-3, -2, -1), 0.25), (plateau, True, (-1, -2, -3), 1.0)),
         *((new_bob, False, (3, 2, 1, 2), 0.5), (old, False, (1, 1, 2), 0.5)),
     ):
-        read = parse_schedule(declared(schedule), higher_is_better=higher_is_better)
+        read = parse_schedule(declared(schedule), SGD, higher_is_better=higher_is_better)
         assert read is not None and highest_factor(read) == 1.0
         assert read(Position(0.5, 9, 5, tuple(enumerate(errors, 1)))) == pytest.approx(factor)
 
@@ -104,7 +112,7 @@ def test_highest_factor_is_that_of_the_steps_of_the_run(steps: int) -> None:
         partial(torch_schedulers.LinearLR, start_factor=0.1, total_iters=50),
     ):
         epochs = min(4, steps)
-        highest = highest_factor(parse_schedule(declared(schedule)), steps, epochs)
+        highest = highest_factor(parse_schedule(declared(schedule), SGD), steps, epochs)
         assert highest == pytest.approx(max(factors(schedule, steps, epochs)), rel=0.05)
     assert highest_factor(None, steps) == 1.0
 
@@ -141,7 +149,7 @@ def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -
     def run(folder: Path, epochs: int) -> tuple[list[float], torch.Tensor]:
         counter = EpochCounter(limit=4)
         settings = declared(schedule, epoch_counter=counter, rates=[])
-        checkpointer = Checkpointer(folder, {"epochs": counter})
+        checkpointer = SpeechBrainCheckpointer(folder, {"epochs": counter})
         brain = brain_of(Fitting, hparams=settings, checkpointer=checkpointer)
         checkpointer.add_recoverable("model", brain.modules.model)
         brain.fit(islice(counter, epochs) if epochs < 4 else counter, batches(3), batches(2))
@@ -154,3 +162,31 @@ def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -
     assert len(whole) == 12 and len({*whole}) >= 3
     assert first + rates == whole
     assert torch.equal(resumed, weights)
+
+
+def two_rates(parameters: Any, lr: float) -> torch.optim.SGD:
+    """Make an optimizer that gives its second parameter a tenth of the rate."""
+    weight, bias = parameters
+    return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": lr / 10}], lr=lr)
+
+
+@pytest.mark.parametrize("schedule", [None, WarmupCosine(warmup_fraction=0.5)], ids=str)
+@pytest.mark.parametrize("make", [Checkpointer, SpeechBrainCheckpointer])
+def test_declared_rate_of_each_group_counts_also_after_a_resume(
+    schedule: Any, make: Any, tmp_path: Path
+) -> None:
+    """The key `lr` beside the optimizer used to decide; a checkpoint kept a constant rate."""
+    for epochs, rate in enumerate((0.1, 0.2, 0.0, 0.3), start=1):
+        counter = EpochCounter(limit=10)
+        settings = declared(
+            schedule, epoch_counter=counter, lr=9.0, remove_vector_weight_decay=False
+        )
+        checkpointer = make(tmp_path, recoverables={"epochs": counter})
+        options = {"optimizer": two_rates, "lr": rate, "hparams": settings}
+        brain = brain_of(checkpointer=checkpointer, **options)
+        checkpointer.add_recoverable("model", brain.modules.model)
+        brain.fit(islice(counter, 1), batches(2), batches(2))
+        checkpointer.save_checkpoint()
+        factor = 1 if schedule is None else schedule((2 * epochs - 1) / 20)
+        rates = [group["lr"] for group in brain.optimizer.param_groups]
+        assert rates == pytest.approx([rate * factor, rate * factor / 10])

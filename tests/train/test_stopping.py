@@ -22,7 +22,7 @@ from sbkit.base.errors import BAD_INPUT, FAILED, ConfigError, DataError, StoreEr
 from sbkit.base.files import RUN_CONFIG_FILE
 from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import CHECKPOINTS
+from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.metric import Metric, best_key
 from sbkit.run import export_and_test
@@ -31,7 +31,7 @@ from sbkit.train.stopping import (
     STALE_VALIDATIONS,
     StopSignals,
     TimeLimit,
-    is_finished,
+    find_ends,
     stale_validations,
     train_restartably,
 )
@@ -132,9 +132,10 @@ def test_early_stopping_ends_a_run_within_an_epoch(tmp_path: Path) -> None:
         assert newest is not None
         assert newest.meta["optimizer_step"] == step
         assert newest.meta[STALE_VALIDATIONS] == step - 1
-        finished = {"number_of_epochs": 3, "early_stopping": patience}
-        assert is_finished(tmp_path, finished)
-        assert is_finished(tmp_path, {**finished, "early_stopping": 0}) is (step == 12)
+        stopped, epochs = {"early_stopping": step - 1}, {LIMIT_PATH: 3} if step == 12 else {}
+        ends = stopped if patience else {}
+        assert find_ends(tmp_path, {"early_stopping": patience}, 3) == ends | epochs
+        assert find_ends(tmp_path, {"early_stopping": step}, 3) == epochs
 
 
 def test_a_checkpointer_of_speechbrain_cannot_validate_within_an_epoch(tmp_path: Path) -> None:
@@ -205,8 +206,8 @@ def test_max_minutes_end_a_run_within_an_epoch_and_go_on_with_more(tmp_path: Pat
     fit()
     assert brain.optimizer_step == 6
     for minutes in (0.1, 0.2):
-        settings = {"number_of_epochs": 3, "max_minutes": minutes}
-        assert is_finished(tmp_path, settings) is (minutes == 0.1)
+        ends = {"max_minutes": 0.1} if minutes == 0.1 else {}
+        assert find_ends(tmp_path, {"max_minutes": minutes}, 3) == ends
 
     brain, fit, shares = timed_brain(tmp_path / CHECKPOINTS, 20)
     fit()  # its clock starts at the 6 seconds of the checkpoint
@@ -271,11 +272,11 @@ def test_early_stopping_counts_validations_since_the_best(
             **{("min_keys" if key.min_key else "max_keys"): [key.name]},
         )
         for patience in (1, 2, 3):
-            stopped = is_finished(tmp_path, {"number_of_epochs": 99, "early_stopping": patience})
-            assert stopped is (since[-1] >= patience)
+            ends = find_ends(tmp_path, {"early_stopping": patience}, 99)
+            assert bool(ends) is (since[-1] >= patience)
     assert since == [0, 0, 0, 1, 2, 0, 1, 2]
-    assert is_finished(tmp_path, {"number_of_epochs": 8})
-    assert not is_finished(tmp_path, {"number_of_epochs": 9})
+    assert find_ends(tmp_path, {}, 8) == {LIMIT_PATH: 8}
+    assert find_ends(tmp_path, {}, 9) == find_ends(tmp_path, {}, None) == {}
 
 
 DISK_FAILS = OSError(errno.EIO, "Input/output error", "disk")

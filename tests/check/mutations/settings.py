@@ -90,7 +90,7 @@ MUTATIONS = [
     # -- keys without an effect
     mutation(
         "a setting that nothing reads",
-        error("unread", "learning_pace", "has no effect"),
+        error("unread", "learning_pace", "Nothing in this run reads `learning_pace`"),
         text=(("lr: 0.0025", "learning_pace: 3\nlr: 0.0025"),),
         checks=(check_unread,),
     ),
@@ -102,18 +102,52 @@ MUTATIONS = [
         recipe=changed(brain=TestNotes, ranges={**AsrRecipe.ranges, "declared_note": NON_NEGATIVE}),
     ),
     mutation(
+        "checkpoints outside of the run",
+        error(
+            "run",
+            "checkpointer.checkpoints_dir",
+            "Write `checkpoints_dir: !ref <output_folder>/checkpoints`",
+        ),
+        options=("--checkpointer.checkpoints_dir=/elsewhere",),
+    ),
+    mutation(
         "a misspelled setting that the data needs",
         error("run", "speedz", "`speeds`, which is not in the YAML", "Is `speedz` meant for it?"),
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
         "a setting that only a replaced part of the base read",
-        error("unread", "width", "Nothing reads `width`"),
+        error("unread", "width", "Nothing in this run reads `width`"),
         error("unread", "learning_rate", "Did you mean `lr`?"),
-        error("unread", "time_masks", "Nothing reads `time_masks`"),
+        error("unread", "time_masks", "because `spec_augment` is taken out (", ":15)"),
         yaml="hparams/ctc_streaming.yaml",
         text=(("\nCNN:", "\nspec_augment: null\nwidth: 3\nlearning_rate: 1\nCNN:"),),
         options=("--time_masks=1",),
+        checks=(check_unread,),
+    ),
+    mutation(
+        "values of the user's beside the keys that were referred to there",
+        error(
+            "unread",
+            "number_of_epochs",
+            "`number_of_epochs` has no effect, because `epoch_counter.limit` is 2 (override of "
+            "epoch_counter.limit)",
+            "Leave out `number_of_epochs`, or `epoch_counter.limit`.",
+        ),
+        error("unread", "lr", "`lr` has no effect, because `opt_class.lr` is 0.1 (", ".yaml:15)"),
+        note("unread", "weight_decay", "`opt_class.weight_decay` is 0.3 (override of"),
+        yaml="hparams/ctc_streaming.yaml",
+        text=(
+            (
+                "\nCNN:",
+                "\nopt_class: !name:torch.optim.AdamW {lr: 0.1, weight_decay: !ref <weight_decay>}"
+                "\nlr: 0.2\nCNN:",
+            ),
+        ),
+        options=(
+            *("--epoch_counter.limit=2", "--number_of_epochs=5", "--weight_decay=0.3"),
+            "--opt_class.weight_decay=0.3",
+        ),
         checks=(check_unread,),
     ),
     mutation(
