@@ -29,6 +29,7 @@ from sbkit.data.splits import (
     read_column,
     select_by_length,
 )
+from sbkit.data.work_units import short_digest
 from sbkit.distributed.device import Placement
 from sbkit.train.recipe import Recipe
 
@@ -105,7 +106,12 @@ def _assemble(settings: SettingValues, data: PreparedData) -> Splits:
         {name: splits[name].dataset for name in roles["test"]},
         excluded=[row for split in splits.values() for row in split.excluded],
         out_of_range=out_of_range,
-        fingerprints={name: split.digest for name, split in splits.items()},
+        fingerprints={
+            # The order of the training splits is that of their rows.
+            name: short_digest([splits[name].digest, role, index * (role == "train")])
+            for role, names in roles.items()
+            for index, name in enumerate(names)
+        },
         mix=mix,
         filtered={name: split.filtered for name, split in splits.items()},
     )

@@ -2,8 +2,10 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import soundfile
 import torch
 from speechbrain import Stage
 
+from sbkit.base import code_versions
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
@@ -25,6 +28,7 @@ from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.text.normalization import normalize
+from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.train.setup import (
     build_run,
     choose_placement,
@@ -32,6 +36,7 @@ from sbkit.train.setup import (
     make_brain,
     prepare_data,
 )
+from tests.data.test_fresh import OTHER_NUMBERS
 from tests.export.test_formats import off_by
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.recognizers import make_whisper
@@ -141,16 +146,110 @@ def test_summary_scores_every_test_utterance(finished: Path, workplace: Workplac
         assert utterance.seconds == pytest.approx(clip.duration, abs=1e-3)
 
 
-@pytest.mark.slow
-def test_leftover_tokenizer_is_named(
-    workplace: Workplace, tmp_path: Path, capsys: Captured
+def with_sentence(release: Path, text: str) -> None:
+    """Replace a sentence of train."""
+    rows = rows_of(release / "train.tsv")
+    lines = (release / "train.tsv").read_text().split("\n")
+    (release / "train.tsv").write_text("\n".join(lines).replace(rows[0]["sentence"], text))
+
+
+def with_letters(folder: Path, text: str) -> None:
+    """Write a model whose tokenizer has the letters of train and those of a text."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "tokenizer.model"
+    file.unlink(missing_ok=True)
+    texts = [text, "abcdefghijklmnopqrstuvwxyz"]
+    ensure_tokenizer(model_file=file, token_type="char", vocab_size=None, texts=lambda: texts)
+    (folder / "hyperparams.yaml").write_text("language: en\n")
+
+
+def test_labels_of_a_start_without_a_checkpoint_are_made_again_of_other_inputs(
+    workplace: Workplace, tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sentence = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint"
-    for is_logged in (False, True, False):
-        assert workplace.train_here(tmp_path, ONE_EPOCH) == 0
-        assert (sentence in capsys.readouterr().out) is is_logged
-        if not is_logged:  # as where it was stopped before it saved
-            shutil.rmtree(tmp_path / "checkpoints")
+    """As in a new folder. A tokenizer of the user's is kept."""
+    release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
+    text, other, start = tmp_path / "lm.txt", tmp_path / "other.tsv", tmp_path / "start"
+    text.write_text("press one\nhold the line\n")
+    other.write_text("sentence\twords\ncall the office\tfill the face\n")
+    with_letters(start, "")
+    base = {"data_folder": str(release), "device": "cpu", "batch_seconds": 6}
+    base |= {"word_lm_order": 2, "token_lm_order": 3}
+    texts = {"lm_text": str(text)}
+    edits: list[tuple[dict[str, Any], Callable[[], object]]] = [
+        ({"max_seconds": 1.5}, list),
+        ({"min_seconds": 1.5}, list),
+        (
+            {"splits": {"train": ["train", "more"]}},
+            lambda: shutil.copy(release / "test.tsv", release / "more.tsv"),
+        ),
+        ({}, lambda: with_sentence(release, "A sentence of others")),
+        ({"language": "de"}, list),
+        ({"text": {"case": "keep"}}, list),
+        ({"token_type": "bpe", "vocab_size": 40}, list),
+        ({"token_type": "bpe", "vocab_size": 42}, list),
+        ({"init_from": str(start)}, list),
+        ({"init_from": str(start)}, lambda: with_letters(start, "éü")),
+        ({"word_lm_order": 3}, list),
+        ({"token_lm_order": 2}, list),
+        (texts, list),
+        (texts, lambda: text.write_text("press two\nhold the line\n")),
+        (texts, lambda: text.write_text("press one\nhold the lane\n", encoding="utf-16")),
+        ({"lm_text": str(other)}, list),
+        ({}, lambda: patches.setattr(code_versions, "CODE_VERSIONS", OTHER_NUMBERS)),
+    ]
+    run, seen = tmp_path / "run", list[dict[str, bytes]]()
+    with pytest.MonkeyPatch.context() as patches:
+        for index, (options, edit) in enumerate(edits):
+            edit()
+            fresh = tmp_path / f"fresh{index}"
+            for folder in (fresh, run):
+                Run("hparams/ctc.yaml", {**base, **options, "output_folder": str(folder)}).prepare()
+            assert contents_of(run) == contents_of(fresh), options
+            assert contents_of(run) not in seen, options
+            seen.append(contents_of(run))
+            before = times_of(run)
+            Run("hparams/ctc.yaml", {**base, **options, "output_folder": str(run)}).prepare()
+            assert times_of(run) == before, options
+        elsewhere = shutil.copytree(
+            release, tmp_path / "elsewhere"
+        )  # as another process may have it
+        options = {"data_folder": str(elsewhere), "output_folder": str(run), "num_workers": 2}
+        before = times_of(run)
+        Run("hparams/ctc.yaml", base | options).prepare()
+        assert times_of(run) == before
+    assert "was there before this run" not in caplog.text
+    own = Path(shutil.copy(start / "tokenizer.model", run)).read_bytes()
+    for options in ({}, {"max_seconds": 1.5}):
+        caplog.clear()
+        Run("hparams/ctc.yaml", {**base, **options, "output_folder": str(run)}).prepare()
+        assert f"{run / 'tokenizer.model'} was there before this run" in caplog.text
+        assert (run / "tokenizer.model").read_bytes() == own
+    assert "training on" in caplog.text  # the language models have other sentences
+
+
+def test_symbols_and_tokens_of_a_decoder_are_those_of_this_start(
+    workplace: Workplace, tmp_path: Path, own_cache: Path
+) -> None:
+    release, whisper = tmp_path / "release", tmp_path / "whisper"
+    shutil.copytree(workplace.release, release)
+    make_whisper(whisper, seconds=30, max_tokens=120)
+    tokens = whisper / "tokenizer.json"
+    edits: dict[str, tuple[dict[str, object], str, Callable[[], object]]] = {
+        "tts": ({}, "symbols.txt", lambda: with_sentence(release, "Ça va, où?")),
+        "whisper": (
+            {"pretrained": str(whisper)},
+            "decoder_tokenizer.json",
+            lambda: tokens.write_text(tokens.read_text() + "\n"),
+        ),
+    }
+    for yaml, (options, name, edit) in edits.items():
+        run = tmp_path / yaml
+        options |= {"data_folder": str(release), "device": "cpu", "output_folder": str(run)}
+        Run(f"hparams/{yaml}.yaml", options).prepare()
+        before = (run / name).read_bytes()
+        edit()
+        Run(f"hparams/{yaml}.yaml", options).prepare()
+        assert (run / name).read_bytes() != before
 
 
 # -- a run that overfits -------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from sbkit.base.errors import DataError
 from sbkit.base.imports import require_package
 from sbkit.base.units import MICROSECONDS, SAMPLE_RATE
+from sbkit.base.user_folders import expand_home
 from sbkit.data.corpus import Corpus, SettingValues, named_folder, splits_by_prefix
 from sbkit.data.filesystem import UNPACKING_ERRORS
 from sbkit.data.manifest import Clip, Excluded
@@ -92,7 +93,7 @@ class Lhotse(Corpus):
         }
         return Clip(
             speech.id,
-            file.parent / source.source,
+            file.parent / expand_home(source.source),
             speech.text or "",
             {name: label for name, label in labels.items() if label},
             start=round(start * MICROSECONDS),

@@ -124,10 +124,16 @@ class OwnData(Corpus):
         """The sources of each split, listed once; ``all`` has those to be split."""
         splits = _parse_manifest(self.settings["manifest"])
         files = [file.path for split in splits.values() for file in split.files]
-        for table, value in (self.settings.get("columns") or {}).items():
-            if isinstance(value, Mapping) and not any(is_named(file, table) for file in files):
+        columns = self.settings.get("columns") or {}
+        encoding = self.settings.get("encoding")
+        names = {
+            "columns": [name for name, value in columns.items() if isinstance(value, Mapping)],
+            "encoding": [*encoding] if isinstance(encoding, Mapping) else [],
+        }
+        for key, table in ((key, table) for key, tables in names.items() for table in tables):
+            if not any(is_named(file, table) for file in files):
                 raise ConfigError(
-                    f"`columns` names the table {table}, but `manifest` has {listed(files)}."
+                    f"`{key}` names the table {table}, but `manifest` has {listed(files)}."
                 )
         return splits
 
@@ -162,7 +168,7 @@ class OwnData(Corpus):
         return [*zip(blocks, splits, strict=True)]
 
     def _find_split_column(self, table: pa.Table) -> str | None:
-        options = TableOptions.from_settings(self.settings)
+        options = TableOptions.from_settings({"columns": self.settings.get("columns")})
         if "split" in options.columns:
             return options.find(table.column_names, "split", "`manifest`") or None
         return find_split_column(table.column_names, partial(read_text_column, table))

@@ -16,10 +16,12 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import plural
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
+from sbkit.data.facts import fingerprint_of
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, count_tokens, read_column, read_texts, sample_counts
+from sbkit.data.work_units import short_digest
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import Placement
@@ -161,12 +163,13 @@ def prepare_language_models(
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
     if lm_text.files:
         read = partial(read_sentences, lm_text.files, table, settings)
-        lm_text = replace(lm_text, sentences=read, held_out=held_out)
+        options = [settings.get("columns"), settings.get("encoding")]
+        source = f"{lm_text.source} {short_digest(options)}"
+        lm_text = replace(lm_text, source=source, sentences=read, held_out=held_out)
     else:
-        keys = [key for name, key in splits.fingerprints.items() if name not in evaluated]
         lm_text = replace(
             lm_text,
-            source=lm_text.source or " ".join(keys),
+            source=f"{lm_text.source} {fingerprint_of(splits.train)}",
             sentences=lambda: chain.from_iterable(read_texts(splits.train)),
         )
     file = Path(settings["output_folder"]) / LANGUAGE_MODELS_FILE

@@ -25,7 +25,7 @@ from sbkit.audio.segments import WINDOWS_PER_SECOND
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed, plural, short_value
-from sbkit.bundle.config import WEIGHTS_FILE
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.corpus import SettingValues
 from sbkit.data.shard import Row, read_rows
@@ -39,18 +39,20 @@ from sbkit.tasks.vad.task import (
     parse_spans,
     speech_of,
 )
+from sbkit.text.tokenizer import TOKENIZER_FILE
 
 
 def prepare_speech(settings: SettingValues) -> Splits:
     """Prepare audio, and label each clip that the corpus itself does not label."""
     rate = settings["sample_rate"]
-    recognizer, weights = None, ""
+    recognizer, made_from = None, {}
     if settings["recognizer"] is None:
         splits = prepare_audio(settings)
     else:
         with exported_bundle(Path(settings["recognizer"])) as folder:
             recognizer = load_bundle(folder)
-            weights = read_checksums(folder)[WEIGHTS_FILE]
+            checksums = read_checksums(folder)
+        made_from = {name: checksums[name] for name in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE)}
         recognizer.task.require_prediction("text", command="transcribe")
         splits = prepare_transcripts(settings)
     labeled = {n: split for n, split in splits.named().items() if SPEECH in split.column_names}
@@ -77,7 +79,7 @@ def prepare_speech(settings: SettingValues) -> Splits:
             edges = np.flatnonzero(changes).reshape(-1, 2) / WINDOWS_PER_SECOND
             yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
-    return as_tested(with_column(splits, SPEECH, label, identity=[rate, weights]))
+    return as_tested(with_column(splits, SPEECH, label, identity=[rate, made_from]))
 
 
 def check_spans(name: str, split: Dataset, sample_rate: int) -> None:

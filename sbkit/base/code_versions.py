@@ -20,14 +20,16 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "e2379d0771bb2faf"),
+    "corpus": CodeVersion(4, "1b1274b804e36d96"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
-    "text": CodeVersion(8, "8d318b804d9b3566"),
+    "text": CodeVersion(9, "e43cbadd5423e1f3"),
     "token_counts": CodeVersion(1, "7238cf6c84fd963c"),
-    "symbols": CodeVersion(2, "6f7ddd5932cb392a"),
+    "labels": CodeVersion(1, "707d0770a1e74ba2"),
+    "language_models": CodeVersion(1, "fd2ebab8e77b0055"),
+    "symbols": CodeVersion(2, "196efa3175900750"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
-    "speech": CodeVersion(1, "8e787434ad6cf164"),
-    "data_report": CodeVersion(2, "e85637295625a37c"),
+    "speech": CodeVersion(1, "c05aa09d992f0764"),
+    "data_report": CodeVersion(3, "1a25eb68e9413da2"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that
 # writes a corpus: these files and the files that they import.
@@ -39,6 +41,8 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
         *("sbkit/text/transcripts.py", "sbkit/text/verbalize.py", "sbkit/text/verbalize.toml"),
     ),
     "token_counts": ("sbkit/data/splits.py", "sbkit/text/tokenizer.py"),
+    "labels": ("sbkit/text/*okenizer.py", "sbkit/text/vocabulary.py"),
+    "language_models": ("sbkit/lm/*.py",),
     "symbols": (
         *("sbkit/tasks/tts/symbols.py", "sbkit/text/verbalize.py"),
         "sbkit/text/verbalize.toml",

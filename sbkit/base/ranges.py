@@ -223,7 +223,11 @@ KEYS: Mapping[str, Key] = {
         {},
         "{text: wrd, path: file}, or {b.csv: {text: wrd}} for one table; {text: null}: no text",
     ),
-    "encoding": Key(TEXT, None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
+    "encoding": Key(
+        ValueType(("null", "text", "a mapping of texts"), advice="Write null for none."),
+        None,
+        "of your tables, or {b.csv: cp1252} of one; null: UTF-8, or UTF-16 with its mark",
+    ),
     "split_shares": Key(
         ValueType(("null", MAPPING_OF_NAMES), advice="Write null for the usual."),
         None,

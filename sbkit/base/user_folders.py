@@ -28,6 +28,11 @@ def prepare_user() -> None:
                 os.environ["HOME"] = folder
 
 
+def expand_home(path: str) -> str:
+    """Replace `~/` at the start of a path by the home; a file may be called `~a` or `a~`."""
+    return str(Path(path).expanduser()) if path.startswith("~/") else path
+
+
 def cache_folder() -> Path:
     """Return ``$SBKIT_CACHE``, without it ``$XDG_CACHE_HOME/sbkit`` or ``~/.cache/sbkit``."""
     if folder := os.environ.get("SBKIT_CACHE"):

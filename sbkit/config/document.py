@@ -34,6 +34,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import RUN_YAML, is_run, require_regular
 from sbkit.base.messages import did_you_mean
 from sbkit.base.ranges import FLAG, RANGES, VALUE_FORMS, Range, ValueType, as_flag
+from sbkit.base.user_folders import expand_home
 
 Keys = tuple[str | int, ...]
 
@@ -426,9 +427,8 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
                 raise ConfigError(f"{where} needs a value. Override it.")
             return None
         value = _follow(root, node, where) if tag_of(node) in REFERENCE_TAGS else node
-        if isinstance(value, str) and value.startswith("~/"):  # shells do not expand it after `=`
-            return str(Path(value).expanduser())
-        return value
+        # Shells do not expand a home after `=`.
+        return expand_home(value) if isinstance(value, str) else value
 
     resolve(root, ())
     limit_aliases(root)

@@ -26,6 +26,7 @@ EDGE_APOSTROPHES = "apostrophes left out at the edge of words"
 LOOK_ALIKES = "letters that look alike"
 NULL_WORDS = "words that often stand for a missing text"
 SPEAKER_NAMES = "names of speakers"
+SHARED_STARTS, SHARED_ENDS = "equal beginnings before a mark", "equal ends after a mark"
 SUBWORDS = "parts of words by another tool"
 LEGACY_FONTS = "text for a font such as Zawgyi, not in the order of Unicode"
 WORD_MARKS = "marks between letters that become spaces"
@@ -50,6 +51,10 @@ FIXES = {  # by kind of change: the YAML key that decides, and advice
     ),
     DELETED_CHARS: ("language", "Nothing needs to be done about invisible marks of the layout."),
     SPEAKER_NAMES: ("data_folder", "Remove them: they would be trained as spoken words."),
+    **dict.fromkeys(
+        (SHARED_STARTS, SHARED_ENDS),
+        ("data_folder", "Remove what was not spoken, such as a language that a model has written."),
+    ),
     SUBWORDS: ("data_folder", "Use the transcripts from before that tool."),
     LEGACY_FONTS: ("data_folder", "Convert it to Unicode."),
     WORD_MARKS: ("language", "Nothing needs to be done between words. A letter `:` is U+A789."),
@@ -69,6 +74,11 @@ _TWO_CODES = (
 PATTERNS = {  # by kind, for kinds that are found in the transcripts as written
     NULL_WORDS: re.compile(r"(?i)^\s*(?:nan|null|none|n/?a|#n/a|nil|\\n)\s*$"),
     SPEAKER_NAMES: re.compile(r"^\s*(?:(?i:speaker|spk)[ _]?\w{1,3}|[A-Z]\d?):(?!\S)"),
+    # "language English<asr_text>hello" of Qwen3-ASR, "Here is the transcript: hello"
+    SHARED_STARTS: re.compile(
+        r"^(?=\W*[^\W\d_])[^<>=|{}:\n]{1,80}+(?:<[^<>\n]{1,40}>|[=|}\n]|:(?!\s?\d))"
+    ),
+    SHARED_ENDS: re.compile(r"(?:<[^<>\n]{1,40}>|[=|{\n])(?=\W*[^\W\d_])[^<>=|{}:\n]{1,80}+$"),
     # Marks of subword-nmt, WordPiece, sentencepiece, BPE, the .ltr files of fairseq, and ESPnet.
     SUBWORDS: re.compile(
         r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)|</w>|<(?i:space)>"
@@ -84,6 +94,7 @@ _EDGE_WORD = re.compile(
 )
 SPOKEN_UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # read aloud with its number
 MIN_SCRIPT_SHARE = 0.05  # of a split's letters, to count as the script of one of its languages
+MIN_SHARING_ROWS = 3  # with one beginning or end
 EAST_ASIAN_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # written together
 UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
 MAX_LISTED_ITEMS = 50  # the most frequent characters or tags of a kind
@@ -122,6 +133,11 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     for char, count in written.items():
         if kind_of_change := _kind_of(char, trained, scripts, language):
             counts[kind_of_change][char] = count
+    for kind in (SHARED_STARTS, SHARED_ENDS):  # most of the transcripts have one of a few
+        edges = {edge: n for edge, n in counts[kind].items() if n >= MIN_SHARING_ROWS}
+        counts[kind] = Counter(edges if 2 * sum(edges.values()) > len(split) else {})
+    if counts[SHARED_STARTS]:  # the rest of a transcript may be equal, such as yes and no
+        del counts[SHARED_ENDS]
     counts[DIGIT_KIND] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGIT_KIND]
     if "\N{LATIN SMALL LETTER DOTLESS I}" in trained and normalize("I", language) == "i":
@@ -213,7 +229,9 @@ def _main_scripts(characters: Mapping[str, int], language: str) -> set[str]:
 def _find_example(kind: str, counts: Counter[str], split: datasets.Dataset) -> dict[str, str]:
     """Return a short transcript with a change, as written and as trained."""
     keys = sorted(key for key, _ in counts.most_common(MAX_LISTED_ITEMS))
-    pattern = PATTERNS.get(kind) or re.compile("|".join(map(re.escape, keys)))
+    pattern = re.compile("|".join(map(re.escape, keys)))
+    if kind not in (SHARED_STARTS, SHARED_ENDS):  # whose pattern also finds rare ones
+        pattern = PATTERNS.get(kind, pattern)
 
     def has_change(row: NormalizedTranscript) -> bool:
         if kind == TAG_KIND:

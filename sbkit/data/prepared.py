@@ -317,10 +317,11 @@ def prepare(
     row_blocks: RowBlocks | None = None
     if tables is None:
         row_blocks = read_row_blocks(corpus)
-        items = chain.from_iterable(row_blocks.values())
-        keys: object = [
-            asdict(item) if isinstance(item, AudioTable) else _hash_rows(item) for item in items
-        ]
+        keys: Mapping[str, object] = {
+            "roles": corpus.roles(),
+            "where": settings.get("where"),
+            "rows": {split: [*map(_describe_rows, items)] for split, items in row_blocks.items()},
+        }
     else:
         corpus.settings = DataSettings(settings)
         keys = {name: corpus.settings.get(name) for name in DATA_KEYS}
@@ -346,22 +347,25 @@ def prepare(
     return data
 
 
-def _hash_rows(manifest: Manifest) -> str:
+def _describe_rows(item: Manifest | AudioTable) -> object:
+    """Return plain data that changes with the rows of a block, also with those left out."""
+    if isinstance(item, AudioTable):
+        return asdict(item)
     digest = hashlib.sha256()
-    for block in manifest.blocks():
+    for block in item.blocks():
         content = pa.BufferOutputStream()
         table = block.rows.combine_chunks()
         with pa.ipc.new_stream(content, table.schema) as writer:
             writer.write_table(table)
         digest.update(content.getvalue())
-    return digest.hexdigest()
+    return [digest.hexdigest(), [*map(asdict, item.excluded)], dict(item.filtered)]
 
 
 @dataclass(frozen=True)
 class _CacheFolder:
     """The folder of a corpus in the cache, and the rows of a run there.
 
-    keys_digest: of the values of `DATA_KEYS`, or of the rows.
+    keys_digest: of the values of `DATA_KEYS`, or of the roles and rows of the splits.
     made_from: the inputs that decide the audio, as plain data.
     template: a work unit without content.
     """

@@ -6,7 +6,7 @@ A table names files. Parquet, Arrow and tars have embedded audio, unless their r
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import IOBase
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, note_once, short_value
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import cache_folder, expand_home
 from sbkit.data.audio_tables import (
     AudioTable,
     add_partition,
@@ -37,15 +37,18 @@ from sbkit.data.audio_tables import (
 from sbkit.data.cache import CORPORA_FOLDER
 from sbkit.data.columns import ROLE_OF, find_columns
 from sbkit.data.filesystem import access_errors, disk_errors
-from sbkit.data.manifest import Manifest
+from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.tables import (
     DATA_ROOT,
+    Table,
     TableOptions,
     audio_folder,
     is_missing,
     locate,
     locate_clip,
     read_table,
+    read_text_column,
+    require_column,
     to_manifest,
 )
 
@@ -62,6 +65,7 @@ VERSION_KEYS = (  # in the information that fsspec returns about a file
     *("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated"),
     "created",
 )
+TARRED_COLUMN = "shard_id"  # in manifests of NeMo: the number of the tar with the audio
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # stands for a missing value in the name of a folder
 HUDI_FOLDER = ".hoodie"
 LAKE_LOG = re.compile(r"/(_delta_log/[^/]+|metadata/[^/]+\.metadata)\.json$")
@@ -198,7 +202,9 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
         table = read_table(file.path, options.encoding)
     table = add_partition(table, file.partition)
     if "://" in file.path:
-        return to_manifest(table, options, partial(locate, file.path.rpartition("/")[0]))
+        find_audio = partial(locate, file.path.rpartition("/")[0])
+        _require_untarred(table, options, find_audio)
+        return to_manifest(table, options, find_audio)
     path = options.find(table.rows.column_names, "path", table.file)
     folder = audio_folder(table, path)
     is_used = path and pc.any(pc.match_substring_regex(table.rows[path], DATA_ROOT.pattern)).as_py()
@@ -209,7 +215,28 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
     find_audio = partial(locate, folder, data_root=options.data_root)
     if folder != Path(file.path).parent:
         find_audio = partial(locate_clip, folder)
+    _require_untarred(table, options, find_audio)
     return to_manifest(table, options, find_audio, folder)
+
+
+def _require_untarred(
+    table: Table, options: TableOptions, find_audio: Callable[[str], str | Excluded]
+) -> None:
+    """Raise DataError for a manifest of NeMo whose audio is in tars that were not unpacked."""
+    if TARRED_COLUMN not in table.rows.column_names or not len(table.rows):
+        return
+    name = read_text_column(table.rows, require_column(table, options, "path"))[0]
+    audio = str(find_audio(name))
+    with access_errors(audio):
+        system, path = fsspec.url_to_fs(audio)
+        if system.exists(path):
+            return
+    raise DataError(
+        f"{table.file} is a tarred manifest of NeMo: by its column `{TARRED_COLUMN}`, {name} is in "
+        "a tar, but a table names files. Unpack the tars into the folder of the manifest, with "
+        "`tar -xf audio_0.tar` for each.",
+        file=table.file,
+    )
 
 
 # Rows in memory, cached as parquet
@@ -300,7 +327,8 @@ def _to_file(audio: Any) -> str | dict[str, Any]:
     """Return the absolute path of audio, or its content as `datasets` stores it."""
     source, rate = file_or_array(audio)
     if isinstance(source, str | Path):
-        return str(source) if "://" in str(source) else str(Path(source).absolute())
+        path = expand_home(str(source))
+        return path if "://" in path else str(Path(path).absolute())
     if rate is not None:
         return {"bytes": encode_audio(to_samples(source), rate, "WAV"), "path": None}
     content = source.read() if isinstance(source, IOBase) else source

@@ -29,6 +29,7 @@ from sbkit.data.corpus import Corpus
 from sbkit.data.filesystem import Storage
 from sbkit.data.filters import filter_splits
 from sbkit.data.manifest import (
+    BLOCK_ROWS,
     CHANNEL_FAULT,
     DURATION_COLUMN,
     RESERVED_COLUMNS,
@@ -372,17 +373,31 @@ class RowWriter:
         }
 
     def _write_tables(self, name: str, tables: Iterator[pa.Table]) -> None:
-        """Write one or more tables into a file."""
+        """Write one or more tables into a file; a column that some lack is null in their rows."""
         file = self.folder / f"{name}{self.ending}.arrow"
-        temporary = temporary_path(file)
-        first = next(tables)
-        with (
-            pa.OSFile(str(temporary), "wb") as stream,
-            pa.ipc.new_stream(stream, first.schema) as writer,
-        ):
-            for table in chain([first], tables):
-                writer.write_table(table.combine_chunks())  # otherwise empty chunks are written
-        temporary.replace(file)
+        parts = [
+            _write_part(temporary_path(file), part)
+            for _, part in groupby(tables, key=lambda table: table.schema)
+        ]
+        if len(parts) > 1:
+            mapped = (MemoryMappedTable.from_file(str(part)).table for part in parts)
+            rows = pa.concat_tables(mapped, promote_options="default")
+            starts = range(0, max(1, len(rows)), BLOCK_ROWS)
+            blocks = (rows.slice(start, BLOCK_ROWS) for start in starts)
+            parts = [_write_part(temporary_path(file), blocks), *parts]
+        parts[0].replace(file)
+        for part in parts[1:]:
+            part.unlink()
+
+
+def _write_part(file: Path, tables: Iterable[pa.Table]) -> Path:
+    """Write tables of one schema."""
+    tables = iter(tables)
+    first = next(tables)
+    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_stream(stream, first.schema) as writer:
+        for table in chain([first], tables):
+            writer.write_table(table.combine_chunks())  # otherwise empty chunks are written
+    return file
 
 
 def _rows_to_write(block: Manifest) -> pa.Table:

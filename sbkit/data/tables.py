@@ -31,6 +31,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, note_once
 from sbkit.base.units import MICROSECONDS
+from sbkit.base.user_folders import expand_home
 from sbkit.data.columns import (
     CUT_SHORT,
     TIME_ROLES,
@@ -95,7 +96,20 @@ class TableOptions:
     def from_settings(
         cls, settings: Mapping[str, Any], language: str = "", source: str | None = None
     ) -> Self:
-        """Return the options of a source, which `columns` may name: {a.csv: {text: wrd}}."""
+        """Return the options of a source, which `columns` and `encoding` may name.
+
+        columns: {a.csv: {text: wrd}}; encoding: {a.csv: cp1252}
+        """
+        encoding = settings.get("encoding")
+        if isinstance(encoding, Mapping):
+            if source is None:
+                raise ConfigError(
+                    "`encoding` names tables, but those of this corpus have one encoding. Write "
+                    f"`encoding: {next(iter(encoding.values()), 'cp1252')}`.",
+                    keys=("encoding",),
+                )
+            names = (name for name in encoding if is_named(source, name))
+            encoding = encoding.get(next(names, None))
         columns: dict[str, str | None] = {}
         table_columns: dict[str, str | None] = {}
         for name, value in (settings.get("columns") or {}).items():
@@ -112,9 +126,7 @@ class TableOptions:
                 columns[name] = value
             elif source is None or is_named(source, name):
                 table_columns |= value
-        return cls(
-            columns | table_columns, language, settings.get("encoding"), settings.get("data_folder")
-        )
+        return cls(columns | table_columns, language, encoding, settings.get("data_folder"))
 
     @property
     def has_text(self) -> bool:
@@ -669,7 +681,7 @@ def _is_clip(folder: Path, name: str) -> bool:
 
 def locate_clip(clips: Path, name: str) -> str | Excluded:
     """Return the path of a clip that a release names, below its folder ``clips``."""
-    if name.startswith("/") or ".." in name.split("/"):
+    if name.startswith(("/", "~/")) or ".." in name.split("/"):
         return Excluded("", "path outside the clips folder", name)
     if name and "." not in name.rpartition("/")[2]:
         name += DEFAULT_SUFFIX
@@ -688,11 +700,11 @@ def locate(folder: Path | str, name: str, data_root: str | None = None) -> str |
         if "::" in name or _protocol_of(url) != _protocol_of(str(folder)):
             return Excluded("", "no audio file", f"{name} is not beside {folder}")
         return url
-    name = name.removeprefix("file://")
+    name = expand_home(name.removeprefix("file://"))
     if root := DATA_ROOT.match(name):
         if data_root is None:
             return Excluded("", f"no {root[0]}", f"{name}: name the folder as `data_folder`")
-        name = str(Path(data_root).absolute()) + name[root.end() :]
+        name = str(Path(data_root).expanduser().absolute()) + name[root.end() :]
     if "://" in name:
         return Excluded("", "not a file on this machine", name)
     path = name if name.startswith("/") else f"{folder}/{name}"

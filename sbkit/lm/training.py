@@ -16,8 +16,9 @@ import numpy as np
 from sbkit.base.checksums import checksum
 from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import ConfigError, DataError, SbkitError, concerning
-from sbkit.base.files import require_writable
+from sbkit.base.files import require_writable, to_json
 from sbkit.base.messages import plural
+from sbkit.base.versions import TEXT_PACKAGES, package_versions
 from sbkit.lm.arpa import is_arpa, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.language_models import (
@@ -30,7 +31,7 @@ from sbkit.lm.language_models import (
     tokenizer_digest,
 )
 from sbkit.lm.ngram import SPECIAL, NgramModel
-from sbkit.text.normalization import TextTable, is_mark
+from sbkit.text.normalization import TextTable, is_mark, table_to_store
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentences
 
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
@@ -50,7 +51,7 @@ class LmText:
     files: the texts of `lm_text`; without any, the transcripts are used.
     arpa: a file that replaces one model: the model of tokens if one of its words has a `▁`, else
         the model of words.
-    source: identifies the contents.
+    source: identifies the text and the ARPA file, and all that decides how they are read.
     sentences: returns the normalized sentences to train on.
     held_out: the normalized sentences of splits, by name, which are excluded from training.
     """
@@ -113,12 +114,17 @@ def ensure_language_models(
     """
     to_plain = partial(plain_text, table=text_encoder.table)
     held_out_texts = set(map(to_plain, chain.from_iterable(text.held_out.values())))
-    digest = hashlib.sha256("\n".join(sorted(held_out_texts)).encode()).hexdigest()
-    is_plain = " plain" * (text_encoder.word_table is not None)
+    made_from = {
+        "text": text.source,
+        "held_out": sorted(held_out_texts),
+        "orders": [orders[WORDS], orders[TOKENS]],
+        "table": text_encoder.table and table_to_store(text_encoder.table),
+        "code": [CODE_VERSIONS[name].number for name in ("text", "language_models")],
+        "packages": package_versions(TEXT_PACKAGES),
+    }
     metadata = {
-        "made_of": f"{text.source}{digest} {orders[WORDS]} {orders[TOKENS]}{is_plain}",
+        "made_from": hashlib.sha256(to_json(made_from).encode()).hexdigest(),
         "tokenizer": tokenizer_digest(text_encoder.tokenizer),
-        "normalizer": str(CODE_VERSIONS["text"].number),
     }
     with suppress(SbkitError):  # if there is no file, or it is damaged
         if metadata.items() <= load(file)[1].items():
@@ -180,7 +186,7 @@ def replace_language_models(
         return ensure_language_models(file, text, orders, text_encoder)
     models |= _read_arpa_model(text.arpa, orders, text_encoder)
     models = {name: model for name, model in models.items() if orders[name]}
-    metadata = {"made_of": text.source, "tokenizer": tokenizer_digest(text_encoder.tokenizer)}
+    metadata = {"made_from": text.source, "tokenizer": tokenizer_digest(text_encoder.tokenizer)}
     save(models, file, metadata=metadata)
     return [f"language model: {text.arpa}"]
 

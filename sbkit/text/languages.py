@@ -50,6 +50,16 @@ _TWO_LETTER_CODE = {  # by three-letter code and English name
 }
 TWO_LETTER_CODES = frozenset(_TWO_LETTER_CODE.values())
 
+# Languages with a two-letter code, each with the three-letter code of its usual form, such as
+# Northern Uzbek: CLDR's aliases for macrolanguages, as Babel 2.18 has them. They are not refused,
+# because folders of corpora are named by them.
+_USUAL_FORMS = """
+ak fat, ay ayr, az azj, cr cwd, et ekk, fa pes, ff fuc, gn gug, ik esk, iu ike, kg kng, kr knc, ku
+kmr, kv kpv, lv lvs, mg plt, mn khk, ms zsm, ne npi, oj ojg, om gaz, or ory, ps pbu, qu quz, sc src,
+sq als, sw swh, uz uzn, yi ydd, za zyb
+"""
+_LANGUAGE_OF_FORM = {form: code for code, form in map(str.split, _USUAL_FORMS.split(","))}
+
 SEVERAL_LANGUAGES = "mul"  # in ISO 639
 WHISPER_CODES = {"jv": "jw", "nb": "no"}  # where Whisper's code differs from ISO 639
 
@@ -101,8 +111,13 @@ def single_language_tag(value: object) -> str:
 
 
 def primary_language(tag: str) -> str:
-    """Return the language of a tag without its script and region: ``sv`` for ``sv-SE``."""
-    return re.split("[-_]", tag.strip())[0].lower()
+    """Return the language of a tag without its script and region.
+
+    >>> primary_language("sv-SE"), primary_language("uzn_Latn"), primary_language("hsb")
+    ('sv', 'uz', 'hsb')
+    """
+    code = re.split("[-_]", tag.strip())[0].lower()
+    return _LANGUAGE_OF_FORM.get(code, code)
 
 
 def whisper_language(tag: str) -> str:

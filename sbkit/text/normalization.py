@@ -58,7 +58,7 @@ _TURNED_COMMA, _MODIFIER = "\N{MODIFIER LETTER TURNED COMMA}", "\N{MODIFIER LETT
 _VOWELS = "aeiouáéíóúàèìòùāēīōūąęįǫåäü"
 # Languages whose "I" is the capital of a dotless i; with two scripts, only in Latin letters.
 _DOTLESS_I_LANGUAGES = (
-    "tr az azb azj crh gag bgx uum zza diq kiu kaa tly ttt slr kmz qxq bdk kjj kry ota-latn ba-latn"
+    "tr az azb crh gag bgx uum zza diq kiu kaa tly ttt slr kmz qxq bdk kjj kry ota-latn ba-latn"
     " tt-latn kk-latn ky-latn kum-latn nog-latn krc-latn chg-latn ady-latn kbd-latn udi-latn"
 )
 # Languages where an apostrophe at the edge of a word is a letter: at its start before the first
@@ -67,7 +67,7 @@ _DOTLESS_I_LANGUAGES = (
 _EDGE_LETTERS = {
     "uz": ("", "go"),
     "mt ch so luo kln": ("", _VOWELS + "g"),  # Maltese "ta'", Somali "lo'", Dholuo "wang'"
-    "ha ff": ("y", ""),
+    "ha ff fub fue fuf fuh fui fuq fuv ffm": ("y", ""),  # Fulah and its members in ISO 639-3
     "haw to sm ty rap rar wls fud": (_VOWELS, ""),
     "quc cak kek yua mam tzh tzo ctu tzj ixl kjb jac poh acr toj mop": ("", _LATIN + _VOWELS),
     "nv apw gwi tli crx": (_VOWELS, f"{_LATIN}{_VOWELS}ł\N{COMBINING ACUTE ACCENT}"),

@@ -11,6 +11,7 @@ tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
 decoder_tokenizer.json  the tokens of a pretrained decoder, such as Whisper's
+labels.json            which of the files of labels this run has made, and from what
 data_report.json       figures of the data: hours, speakers, lengths, transcripts
 left_out.tsv           utterances that are left out, with reasons
 misaligned.tsv         clips that the training of a synthesizer skips, if any
@@ -34,10 +35,12 @@ summary-EPOCH.json     the results after that epoch of a run that was continued
 report.html            the results as one page with audio, which loads nothing from elsewhere
 """
 
+import json
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,13 +48,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from sbkit.base.checksums import READ_ERRORS, checksum
+from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import ConfigError, concerning
-from sbkit.base.files import write_bytes_atomically
+from sbkit.base.files import from_plain, read_file, to_json, write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
+from sbkit.base.versions import versions
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
+    CHANGEABLE_KEYS,
     CHECKPOINTS,
+    DATA_SETTINGS,
     LIMIT_PATH,
     RunDescription,
     describe_spec,
@@ -74,6 +82,7 @@ from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.sampler import RankSampler
 from sbkit.data.splits import Splits
+from sbkit.data.work_units import short_digest
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import Placement, device_counter_for, resolve_placement
@@ -95,6 +104,8 @@ from sbkit.train.initialize import (
 from sbkit.train.ownership import prepare_helpers
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.stopping import find_ends
+
+LABEL_RECORD_FILE = "labels.json"
 
 logger = logging.getLogger(__name__)
 
@@ -258,35 +269,96 @@ def prepare_labels(
 ) -> tuple[Any, Mapping[str, bytes]]:
     """Open the tokenizer or the list of classes; make it if the run folder has none.
 
+    A file that an earlier start has made of other inputs is made again, unless a checkpoint was
+    trained with it. A file of the user's is kept. Language models name their inputs themselves.
+
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
     names = [*filter(None, (recipe.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE))]
+    made_from = None if has_checkpoint(spec.folder) else digest_label_inputs(spec, splits)
+    record = LabelRecord.read(spec.folder)
+    given_names = {LANGUAGE_MODELS_FILE}
     with TemporaryDirectory(prefix="sbkit-labels") as scratch:
         for name in names:
-            if (file := spec.folder / name).is_file():
-                if name == recipe.label_file:
-                    recipe.read_labels(file, file.read_bytes())  # an error names the run folder
-                shutil.copyfile(file, Path(scratch, name))
+            if not (file := spec.folder / name).is_file():
+                continue
+            if checksum(file) != record.files.get(name):
+                given_names.add(name)
+            elif made_from not in (None, record.made_from):
+                continue
+            if name == recipe.label_file:
+                recipe.read_labels(file, file.read_bytes())  # an error names the run folder
+            shutil.copyfile(file, Path(scratch, name))
         settings = spec.settings.with_values({OUTPUT_FOLDER: scratch})
         labels = recipe.prepare_labels(settings, splits)
         files = [file for name in names if (file := Path(scratch, name)).is_file()]
-        return labels, {file.name: file.read_bytes() for file in files}
+        contents = {file.name: file.read_bytes() for file in files}
+        if made_from is not None and files:
+            sums = {file.name: checksum(file) for file in files if file.name not in given_names}
+            new_record = to_json(asdict(LabelRecord(made_from, sums)), indent=1)
+            contents = {LABEL_RECORD_FILE: f"{new_record}\n".encode(), **contents}
+        return labels, contents
 
 
 def write_label_files(data: RunData) -> None:
     """Write the tokenizer, list of classes and language models into the run folder."""
     folder = data.spec.folder
-    for name, content in data.label_files.items():
-        file = folder / name
-        is_current = file.is_file() and file.read_bytes() == content
-        if not is_current:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_bytes_atomically(file, content)
-        elif name == data.recipe.label_file and not has_checkpoint(folder):
-            logger.info(
-                f"note: {file} was there before the first checkpoint. To have it made again, "
-                "remove it."
-            )
+    if data.label_files:
+        folder.mkdir(parents=True, exist_ok=True)
+    changed = {
+        file: content
+        for name, content in data.label_files.items()
+        if not ((file := folder / name).is_file() and file.read_bytes() == content)
+    }
+    if folder / LABEL_RECORD_FILE in changed:  # a file that it does not list would be the user's
+        for file in changed:
+            file.unlink(missing_ok=True)
+    for file, content in changed.items():
+        write_bytes_atomically(file, content)
+    label_file = data.recipe.label_file or ""
+    is_users = label_file in data.label_files.keys() - LabelRecord.read(folder).files.keys()
+    if is_users and not has_checkpoint(folder):
+        logger.info(
+            f"note: {folder / label_file} was there before this run, and is used as it is. To have "
+            "it made, remove it."
+        )
+
+
+@dataclass(frozen=True)
+class LabelRecord:
+    """The files of labels that a run has made before its first checkpoint, and from what.
+
+    made_from: what `digest_label_inputs` returned.
+    files: their SHA-256 by name. Files of the user's are not among them.
+    """
+
+    made_from: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> "LabelRecord":
+        """Read the record of a run folder; it is empty if there is none, or if it is damaged."""
+        with suppress(*READ_ERRORS):
+            return from_plain(cls, json.loads(read_file(folder / LABEL_RECORD_FILE)))
+        return cls()
+
+
+def digest_label_inputs(spec: RunSpec, splits: Splits) -> str:
+    """Return a digest of all that may decide the labels: values, data, code and initial models."""
+    described = describe_spec(spec, data=splits.fingerprints, dependencies=hash_dependencies(spec))
+    ignored = CHANGEABLE_KEYS | DATA_SETTINGS
+    values = {k: value for k, value in described.values.items() if k.split(".")[0] not in ignored}
+    folders = init_folders(spec.settings)
+    if spec.settings.get(PRETRAINED):
+        folders.append(pretrained_folder(spec.settings))
+    stats = [(file, file.stat()) for folder in folders for file in sorted(folder.glob("*.*"))]
+    return short_digest(
+        [
+            *(values, described.data, described.modules, described.files),
+            [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats],
+            *(versions(), versions_of_code("text"), versions_of_code("labels")),
+        ]
+    )
 
 
 def build_objects(data: RunData) -> Settings:

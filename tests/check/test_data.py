@@ -82,6 +82,19 @@ CHANGED = [  # sentences, what is noted
     (["It cost 3.50 €", "$5 or 10 %"], ""),
     (["a fox' tail, 'yes', it's", "fox'"], "edge of words: 2 fox' (\"fox'\" is trained as 'fox')"),
     (["Speaker B: yes", "A: no, to: me"], "names of speakers: 1 Speaker B:, 1 A: ("),
+    (
+        [f"language {x}<asr_text>{y}" for x in ("English", "None") for y in ("no", "no", "no")],
+        "equal beginnings before a mark: 3 language English<asr_text>, 3 language None<asr_text>",
+    ),
+    (["Sure, the text is: a fox"] * 3 + ["on a: b", "a"], "3 Sure, the text is: ('Sure, the t"),
+    (
+        [f"{x}<end> of text" for x in ("fox", "no", "a")] + ["a"],
+        "equal ends after a mark: 3 <end> of text (",
+    ),
+    (["to do: a", "to do: b", "a to do: a", "b: a"], ""),
+    (["to do: a", "to do: b", "to do: c", "d", "e", "f"], ""),  # not most of them
+    (["please go", "please stop", "please, wait", "please"], ""),
+    (["at 3:15", "at 3:20", "at 3:30"], "digits: 4 3, 2 0"),
     (["hel@@ lo", "so"], "another tool: 1 @@ ('hel@@ lo' is trained as 'hel lo')"),
     (["h i | y o u |", "h i <space>", "so</w>"], "1 h i |, 1 y o u |, 1 <space>, 1 </w> ("),
     (['"Yes." \N{EM DASH} he said\N{HORIZONTAL ELLIPSIS}', "A\tb\u2009c"], ""),

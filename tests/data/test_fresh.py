@@ -5,17 +5,18 @@ import importlib.metadata
 import io
 import json
 import os
+import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from difflib import unified_diff
 from functools import partial
-from itertools import count
+from itertools import chain, count, permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import num2words
 import numpy as np
@@ -31,10 +32,16 @@ from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import SbkitError
 from sbkit.config.overrides import parse_overrides
 from sbkit.data import work_units
-from sbkit.data.prepared import read_data_settings
+from sbkit.data.audio_tables import AudioTable
+from sbkit.data.corpus import Corpus as BaseCorpus
+from sbkit.data.corpus import CorpusRow
+from sbkit.data.manifest import Clip, Excluded, Manifest
+from sbkit.data.prepared import Spec, finish, plan, prepare, read_data_settings
+from sbkit.data.prepared import write as write_unit
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits
-from tests.runs import ROOT
+from sbkit.data.tables import TableOptions
+from tests.runs import ROOT, times_of
 
 YAML = f"{ROOT}/hparams/ctc.yaml"
 
@@ -383,3 +390,171 @@ def test_edited_corpus_is_as_with_an_empty_cache(form: str, thing: str, tmp_path
 def difference(seen: str, expected: str) -> list[str]:
     """Return the lines that differ; pytest would compare long texts for seconds."""
     return [line[:200] for line in unified_diff(expected.split("\n"), seen.split("\n"), n=0)]
+
+
+# ---- splits and rows, one by one
+
+SPLITS = ("train-b", "train-a", "dev-d", "test-c")
+BASIC = {"language": "en", "sample_rate": 16_000}
+
+
+def write_splits(form: str, folder: Path) -> dict[str, Any]:
+    """Write a corpus of four splits; return settings that choose it."""
+    if form.startswith("joined"):
+        inner = "LibriSpeech" if form == "joined without files" else "release"
+        folders = [folder.with_name(name) for name in ("one", "two")]
+        return BASIC | {"data_folder": [write_splits(inner, f)["data_folder"] for f in folders]}
+    if form == "out":
+        roles = {"train": SPLITS[0], "valid": SPLITS[1], "test": [*SPLITS[2:]]}
+        spec = Spec(write_splits("release", folder) | {"splits": roles}, f"{folder} out")
+        [*map(write_unit, plan(spec))]
+        assert finish(spec) == []
+        return BASIC | {"data_folder": spec.out}
+    files: dict[str, bytes] = {}
+    for number, split in enumerate(SPLITS):
+        name, audio = f"{split}-0-1", tone(number)
+        if form == "LibriSpeech":
+            files |= {f"{split}/0/1/{name}.wav": audio}
+            files |= {f"{split}/0/1/0-1.trans.txt": f"{name} A WORD\n".encode()}
+        else:
+            audio_folder = "clips/" if form == "release" else ""
+            files |= {f"{audio_folder}{name}.wav": audio}
+            files |= {f"{split}.tsv": f"path\tsentence\n{name}.wav\tA word\n".encode()}
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    if form == "tables":
+        return BASIC | {"manifest": {split: str(folder / f"{split}.tsv") for split in SPLITS}}
+    return BASIC | {"data_folder": str(folder)}
+
+
+@pytest.mark.parametrize(
+    "form", ["release", "LibriSpeech", "tables", "joined", "joined without files", "out"]
+)
+def test_each_choice_of_splits_takes_effect_after_any_other(form: str, tmp_path: Path) -> None:
+    settings = write_splits(form, tmp_path / "corpus")
+    names = SPLITS
+    if form.startswith("joined"):
+        names = (*(f"{name}-one" for name in SPLITS[:2]), *(f"{name}-two" for name in SPLITS[2:]))
+    choices = [
+        {"train": order[:first], "valid": order[first:second], "test": order[second:]}
+        for first, second in ((1, 2), (2, 3), (1, 4))
+        for order in permutations(names)
+    ][::7]
+    fingerprints = set()
+    for is_prepared in (False, True):
+        for roles in choices:
+            chosen = settings | {"splits": {role: [*names] for role, names in roles.items()}}
+            before = times_of(tmp_path)
+            data = prepare(chosen)
+            assert (times_of(tmp_path) == before) is is_prepared  # all are kept beside each other
+            assert {role: tuple(names) for role, names in data.roles.items()} == roles
+            ids = {name: split.dataset["id"][:] for name, split in data.splits.items()}
+            declared = chain.from_iterable(roles.values())
+            assert ids == {name: [f"{re.sub('-(one|two)', '', name)}-0-1"] for name in declared}
+            splits = prepare_transcripts(chosen | {"min_seconds": 0, "max_seconds": 9})
+            fingerprints.add(json.dumps(splits.fingerprints, sort_keys=True))
+    # A run may be resumed with its test sets in another order, but not with others in training.
+    kinds = {(roles["train"], frozenset(roles["valid"])) for roles in choices}
+    assert len(fingerprints) == len(kinds)
+
+
+class HeldCorpus(BaseCorpus):
+    """A corpus without `files`, of the rows that a test holds."""
+
+    held: ClassVar[Mapping[str, Sequence[CorpusRow]]] = {}
+
+    def read(self, split: str) -> Sequence[CorpusRow]:
+        return self.held[split]
+
+
+@pytest.mark.parametrize("kind", ["clip", "excluded", "block", "table"])
+def test_each_field_of_a_row_is_noticed_in_a_corpus_without_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is seen is as in an empty cache, and nothing is written where nothing has changed."""
+    monkeypatch.setattr(work_units, "usable_cores", lambda: 1)  # processes start slowly
+    draw = np.random.default_rng(0)
+    for name in ("a", "b", "c"):
+        samples = draw.integers(-9000, 9000, (3200, 2), np.int16)
+        soundfile.write(tmp_path / f"{name}.wav", samples, 16_000)
+        row = {"audio": (tmp_path / f"{name}.wav").read_bytes(), "text": name, "speaker": "ann"}
+        pq.write_table(pa.Table.from_pylist([row] * 2), tmp_path / f"{name}.parquet")
+    # Of fewer rows, none may be excluded.
+    spans = [(5000 * n, 5000 * n + 4000) for n in range(30)]
+    rest = [Clip(f"{s[0]}", tmp_path / "c.wav", "Rest", start=s[0], end=s[1]) for s in spans]
+    clip = Clip("a", tmp_path / "a.wav", "A word", {"speaker": "ann"})
+    block = Manifest.of([clip, *rest])
+    table = AudioTable(str(tmp_path / "a.parquet"), "1", TableOptions(), {"lang": "de"})
+    rows: Mapping[str, tuple[CorpusRow, Mapping[str, object]]] = {  # with other values of fields
+        "clip": (
+            clip,
+            {"path": tmp_path / "b.wav", "columns": {}, "start": 2000, "end": 90_000, "channel": 1},
+        ),
+        "excluded": (Excluded("a", "noise", "in line 7"), {}),
+        "block": (
+            block,
+            {
+                "rows": block.rows.append_column("age", pa.array(["40"] * len(block))),
+                "excluded": (Excluded("b", "noise", "loud"),),
+                "filtered": {"too loud": 1},
+            },
+        ),
+        "table": (
+            table,
+            {
+                "file": str(tmp_path / "b.parquet"),
+                "options": TableOptions({"text": "speaker"}),
+                "partition": {},
+                "rows": (2,),
+            },
+        ),
+    }
+    first, others = rows[kind]
+
+    def see(row: CorpusRow, cache: str, where: Mapping[str, str] | None = None) -> str:
+        monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / cache))
+        held = [row] if kind in ("block", "table") else [row, *rest]
+        monkeypatch.setattr(HeldCorpus, "held", {"train": held, "dev": rest, "test": rest})
+        settings = BASIC | {"where": where}
+        split = prepare(settings, HeldCorpus(settings)).splits["train"]
+        seen = [
+            row | {"audio": zlib.crc32(row["audio"])}
+            for row in read_rows(split.dataset, range(len(split.dataset)))
+        ]
+        return f"{seen} {split.excluded} {split.filtered}".replace(cache, "")
+
+    original = see(first, "used")
+    for number, name in enumerate(item.name for item in fields(first)):
+        row = replace(first, **{name: others.get(name, "another")})
+        seen = see(row, "used")
+        assert seen == see(row, f"empty{number}"), name
+        assert (seen == original) is ((kind, name) in UNSEEN), name
+        before = times_of(tmp_path / "used")
+        assert see(row, "used") == seen
+        assert times_of(tmp_path / "used") == before, name
+        assert see(first, "used") == original, name
+    if kind == "table":
+        with pytest.raises(SbkitError, match="keeps rows whose speaker is bob"):
+            see(first, "used", {"speaker": "bob"})
+
+
+# Its split is that which lists an excluded row; another version has other content.
+UNSEEN = {("excluded", "split"), ("table", "version")}
+
+
+def test_names_and_roles_of_a_corpus_without_files_are_its_present_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.wav").write_bytes(tone(1))
+    clip = Clip("a", tmp_path / "a.wav", "A word")
+    monkeypatch.setattr(HeldCorpus, "held", dict.fromkeys("abcd", [clip]))
+    for order in (*permutations("abc"), ("a", "b", "d")):
+        for second in (("c",), ("b", "c")):
+            roles = {"train": (order[0],), "valid": (order[1],), "test": (order[2],)}
+            if second == ("b", "c"):
+                roles |= {"train": order[:2], "valid": (order[2],), "test": ()}
+            monkeypatch.setattr(HeldCorpus, "splits", lambda _, roles=roles: roles)
+            data = prepare(BASIC, HeldCorpus(BASIC))
+            assert {role: tuple(names) for role, names in data.roles.items()} == roles
+            assert [*data.splits] == [*chain.from_iterable(roles.values())]

@@ -34,11 +34,12 @@ def test_rows_keep_columns_that_the_first_one_lacks_and_paths(
 ) -> None:
     """Paths are relative to the working folder, also in audio as `datasets` gives it."""
     monkeypatch.chdir(tmp_path)
-    of_datasets = {"path": "b.wav", "bytes": None}
+    monkeypatch.setenv("HOME", "/home/ann")
+    of_datasets = {"path": "~/b.wav", "bytes": None}
     rows = [{"audio": "a.wav", "text": "x"}, {"audio": of_datasets, "text": "y", "speaker": "ann"}]
     assert stored(rows) == [
         {"audio": str(tmp_path / "a.wav"), "text": "x", "speaker": None},
-        {"audio": str(tmp_path / "b.wav"), "text": "y", "speaker": "ann"},
+        {"audio": "/home/ann/b.wav", "text": "y", "speaker": "ann"},
     ]
 
 

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile
@@ -23,10 +24,12 @@ from torch.nn.functional import ctc_loss
 from sbkit.audio.io import read_audio
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import TEMPORARY_NAMES
 from sbkit.data import prepared
 from sbkit.data import splits as splits_module
+from sbkit.data.audio_tables import AudioTable
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.corpus import Corpus, SettingValues
+from sbkit.data.corpus import Corpus, CorpusRow, SettingValues
 from sbkit.data.manifest import RESERVED_COLUMNS, Clip, Excluded, Manifest
 from sbkit.data.prepared import prepare as prepare_data
 from sbkit.data.rows import PreparedSplit
@@ -38,6 +41,7 @@ from sbkit.data.splits import (
     read_column,
     read_texts,
 )
+from sbkit.data.tables import TableOptions
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer
 from tests.shortage import largest_file
@@ -58,19 +62,19 @@ def make_clips(folder: Path, count: int) -> list[Clip]:
 
 
 class GivenRows(Corpus):
-    """A corpus of one split, whose rows are given."""
+    """A corpus of one split, whose blocks of rows are given."""
 
     name = "given"
 
-    def __init__(self, settings: SettingValues, manifest: Manifest) -> None:
+    def __init__(self, settings: SettingValues, *blocks: CorpusRow) -> None:
         super().__init__(settings)
-        self._manifest = manifest
+        self._blocks = blocks
 
     def roles(self) -> dict[str, tuple[str, ...]]:
         return {"train": ("train",), "valid": (), "test": ()}
 
-    def read(self, split: str) -> list[Manifest]:
-        return [self._manifest]
+    def read(self, split: str) -> Sequence[CorpusRow]:
+        return self._blocks
 
 
 def prepare_manifest(manifest: Manifest, *, again: bool = False, **settings: Any) -> PreparedSplit:
@@ -95,6 +99,28 @@ def assert_holds(split: PreparedSplit, clips: list[Clip]) -> None:
         assert (row["id"], row["sentence"], row["samples"]) == (clip.id, clip.sentence, len(audio))
         assert row["text"] == clip.sentence.lower()
         assert np.array_equal(row["audio"], audio)
+
+
+@pytest.mark.parametrize("store", ["pcm", "lazy", "table"])
+def test_blocks_of_a_split_may_have_different_columns(store: str, tmp_path: Path) -> None:
+    """A column that a block lacks is null in its rows."""
+    clips = [
+        replace(clip, columns={"duration_ms": f"{100 * n}"})
+        for n, clip in enumerate(make_clips(tmp_path, 3), start=1)
+    ]
+    ages = [replace(clips[1], columns={"duration_ms": "200", "age": "40"}), clips[2]]
+    blocks: list[CorpusRow] = [Manifest.of([]), Manifest.of(clips[:1]), Manifest.of(ages)]
+    if store == "table":
+        row = {"audio": clips[1].path.read_bytes(), "text": clips[1].sentence, "age": "40"}
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+        blocks[2:] = [AudioTable(str(tmp_path / "a.parquet"), "", TableOptions(), {})]
+        blocks += [Manifest.of(clips[2:])]
+    settings = {"sample_rate": 16_000, "audio_store": store.replace("table", "pcm")}
+    dataset = prepare_data(settings, GivenRows(settings, *blocks)).splits["train"].dataset
+    rows = [*read_rows(dataset, range(3))]
+    assert [row["age"] for row in rows] == [None, "40", None]
+    assert [row["sentence"] for row in rows] == [clip.sentence for clip in clips]
+    assert not [*(tmp_path / "cache").rglob(TEMPORARY_NAMES)]
 
 
 def shards_of(folder: Path) -> list[Path]:

@@ -338,6 +338,7 @@ def test_read_table_accepts_every_form_of_a_row(tmp_path: Path, way: str) -> Non
         ("\thi", "no path", "the field of the path is empty"),
         ("../../etc/passwd\thi", "path outside the clips folder", "../../etc/passwd"),
         ("/etc/passwd\thi", "path outside the clips folder", "/etc/passwd"),
+        ("~/a.wav\thi", "path outside the clips folder", "~/a.wav"),
     ],
 )
 def test_bad_row_alone_is_excluded(tmp_path: Path, row: str, reason: str, detail: str) -> None:

@@ -1,6 +1,7 @@
 """Language models are trained once or read from ARPA, stored, and refused if damaged."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def test_models_learn_from_as_much_text_as_fits_into_memory(
     ]
     assert "46 words in 9 sentences" in messages[0] and "85 tokens in 4 sentences" in messages[1]
     train_models(file, tokenizer, source="again")
-    assert file.read_bytes().replace(b"again", b"these") == first
+    made_from = rb'"made_from":"\w+"'
+    assert re.sub(made_from, b"", file.read_bytes()) == re.sub(made_from, b"", first)
 
 
 def test_text_in_other_letters_does_not_replace_models(file: Path, tokenizer: Tokenizer) -> None:

@@ -32,10 +32,15 @@ def test_other_training_data_give_other_models(tokenizer: Tokenizer, tmp_path: P
     """Training splits may have any names, as those of LibriSpeech have."""
     settings: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
     settings |= {"output_folder": str(tmp_path)}
-    for text, known in (("call", {"call"}), ("call", {"call"}), ("the office", {"the", "office"})):
-        train = make_store([Utterance("a", text, text, "ann", 0, b"")])
-        prints = {"train-clean-100": text, "dev-clean": "other"}
-        splits = Splits(train, {"dev-clean": train}, {}, fingerprints=prints)
+    texts = ["call", "the office"]
+    train = make_store([Utterance(x, x, x, "ann", 0, b"") for x in texts])
+    for rows, known in (
+        ([0], {"call"}),
+        ([0], {"call"}),
+        ([1], {"the", "office"}),
+        ([0, 1], {"call", "the", "office"}),
+    ):  # as `max_seconds` leaves them
+        splits = Splits(train.select(rows), {"dev-clean": train}, {})
         prepare_language_models(settings, splits, tokenizer)
         words = load_language_models(tmp_path / LANGUAGE_MODELS_FILE, tokenizer).words
         assert words is not None and {*words.words} == {*SPECIAL, *known}
@@ -77,6 +82,8 @@ def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
     assert "language model of words" not in caplog.text  # nothing has changed
     assert known_words(["tell the chief"], files) == {"call", "the", "office", "fill", "face"}
     assert "lm_text: 2 sentences left out" in caplog.text
+    settings["columns"] = {"text": "source"}
+    assert known_words(["fill the face"], files) == {"call", "the", "office", "me"}
     assert known_words(["fill the face"], None) == {"fill", "the", "face"}
     assert "left out" not in caplog.text
 

@@ -15,6 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import read_spec
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.manifest import Clip, Manifest, to_texts
+from sbkit.data.tables import TableOptions
 from tests.data.test_spans import read as read_source
 
 ROOT = Path(__file__).parents[2]
@@ -260,6 +261,46 @@ def test_columns_of_a_yaml_are_read_as_texts(tmp_path: Path) -> None:
     text = (ROOT / "hparams/ctc.yaml").read_text()
     yaml.write_text(f"{text}\ncolumns: {{text: 007, b.csv: {{text: null}}}}\n")
     assert read_spec(yaml).settings["columns"] == {"text": "007", "b.csv": {"text": None}}
+
+
+def test_encoding_may_be_that_of_one_table(tmp_path: Path) -> None:
+    for name, encoding in (("a.csv", "utf-8"), ("b.csv", "cp1252")):
+        (tmp_path / name).write_text("path,text\na.wav,où\n", encoding=encoding)
+    tables = {"train": str(tmp_path / "a.csv"), "dev": str(tmp_path / "b.csv")}
+    splits = read_splits(own_data(tables, encoding={"b.csv": "cp1252"}))
+    assert [split.sentences for split in splits.values()] == [["où"], ["où"]]
+    with pytest.raises(SbkitError, match=r"b.csv: line 2 is not utf-8 text"):
+        read_splits(own_data(tables, encoding={"a.csv": "cp1252"}))
+    with pytest.raises(SbkitError, match=r"`encoding` names the table c.csv, but .* has .*a.csv"):
+        own_data(tables, encoding={"c.csv": "cp1252"}).roles()
+    with pytest.raises(SbkitError, match="have one encoding. Write `encoding: cp1252`"):
+        TableOptions.from_settings({"encoding": {"train.tsv": "cp1252"}})
+
+
+def test_paths_may_begin_at_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a YAML; a file may be called `~b.wav`."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "data").mkdir()
+    manifest = read(
+        tmp_path / "data/a.csv", "path,text\n~/clips/a.wav,hi\n~b.wav,yo\nc~/d.wav,yo\n"
+    )
+    folder = str(tmp_path / "data")
+    paths = [f"{tmp_path}/home/clips/a.wav", f"{folder}/~b.wav", f"{folder}/c~/d.wav"]
+    assert [*manifest.paths] == paths
+    root = read(tmp_path / "data/b.csv", "path,text\n$data_root/a.wav,hi\n", data_folder="~/clips")
+    assert [*root.paths] == paths[:1]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_manifest_of_nemo_whose_audio_is_in_tars_is_recognized(tmp_path: Path, scheme: str) -> None:
+    file, names = tmp_path / "tarred_audio_manifest.json", ("a.wav", "b.wav")
+    rows = [{"audio_filepath": x, "duration": 1, "text": "hi", "shard_id": 0} for x in names]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    manifest = dict.fromkeys(("train", "dev"), f"{scheme}{file}")
+    with pytest.raises(SbkitError, match=r"is a tarred manifest of NeMo.*a\.wav is in a tar"):
+        read_splits(own_data(manifest))
+    (tmp_path / "a.wav").touch()  # as it is unpacked
+    assert read_splits(own_data(manifest))["train"].ids == ["a", "b"]
 
 
 def test_rows_that_name_no_file_here_are_left_out(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
         )
     code = primary_language(language)
     tag = language.lower().replace("_", "-")
-    voice = ESPEAK_VOICES.get(code, code) if tag == code else tag
+    voice = tag if "-" in tag else ESPEAK_VOICES.get(code, code)
     command = [ESPEAK, "-q", "--ipa", "-v", voice, "--stdin"]
     process = subprocess.run(
         command, input="\n\n".join(clauses), capture_output=True, encoding="utf-8"
