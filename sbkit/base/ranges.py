@@ -265,7 +265,7 @@ KEYS: Mapping[str, Key] = {
     "keep_better_start": Key(
         FLAG,
         True,
-        "a recognizer that the run starts from is kept if training makes it worse on validation",
+        "the weights of a recognizer that the run starts from are kept if training makes them worse",
     ),
     "export_formats": Key(
         LIST, [], "such as [onnx]: formats of `sbkit export` that the run writes into its bundle"

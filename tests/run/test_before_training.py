@@ -108,6 +108,21 @@ def test_run_ends_with_the_better_weights_that_it_started_from(
     assert load_bundle(kept).decoder.beam_size == 7
 
 
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_ranks_end_with_the_weights_that_they_started_from(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    first, run = tmp_path / "first", tmp_path / "run"
+    assert workplace.train_here(first, *ONE_EPOCH) == 0
+    options = (f"--init_from={first}", "--lr=5", *ONE_EPOCH)
+    process = workplace.train_forked(run, *options, ranks=2)
+    assert process.returncode == 0, process.stderr
+    assert read_json(run / "summary.json")["ends_with_start"]
+    assert {path.name for path in run.glob("bundle*")} == {"bundle"}
+    assert not [*run.glob(TEMPORARY_NAMES)]
+
+
 def test_start_with_a_declared_difference_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
