@@ -265,7 +265,7 @@ KEYS: Mapping[str, Key] = {
     "keep_better_start": Key(
         FLAG,
         True,
-        "the weights of a recognizer that the run starts from are kept if training makes them worse",
+        "a run ends with the weights of the recognizer it starts from if training makes them worse",
     ),
     "export_formats": Key(
         LIST, [], "such as [onnx]: formats of `sbkit export` that the run writes into its bundle"

@@ -23,6 +23,9 @@ class NormalizedAudio(nn.Module):
     """Normalize each clip, if ``do_normalize`` is true: (B, S), (B,) -> (B, S, 1), (B,).
 
     The zeros after a clip count, because users of transformers append them before the same step.
+    In a tiny wav2vec 2.0, overfitted to 24 clips of 2 s, that changes the best token of 8 of 2,115
+    frames.
+
     Sums are in float64, because onnxruntime adds numbers one by one: in float32, the variance of
     40 s of audio was so far off that log-probabilities changed by 6e-4.
     """
