@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(3, "48c873b6e9f0e7cf"),
+    "corpus": CodeVersion(3, "cc5d2d44134da39d"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
     "text": CodeVersion(8, "8d318b804d9b3566"),
     "token_counts": CodeVersion(1, "7238cf6c84fd963c"),
