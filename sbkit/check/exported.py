@@ -39,7 +39,7 @@ WEIGHT_NOISE = 0.01  # its deviation; most weights of a new model are within 0.1
 # Of outputs, relative to the largest one. In all YAMLs of hparams/ and docs/examples, with and
 # without adapters, they differ by up to 1.4e-6; weights rounded to int8 change them by 4e-3.
 MAX_CHANGE = 1e-4
-MIN_LARGEST = 1e-3
+MIN_LARGEST = 1e-3  # of the values of an output; smaller ones are noise
 
 
 def check_export(run: CheckedRun) -> Iterator[Finding]:
@@ -122,26 +122,33 @@ def _compare(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
     validated = _observe(own_parts, lambda: _validate(brain, batch, brain.network))
     own_model = TorchModel(brain.network, parts=(), sample_rate=bundle.config.sample_rate)
     predicted = _observe(own_parts, lambda: _predict(replace(bundle, model=own_model), clip))
-    rebuilt = _observe(bundle_parts, lambda: _validate(brain, batch, bundle.model.network))
-    for own, other in ((predicted, expected), (validated, rebuilt)):
-        if not _are_close(own.output, other.output):
-            different = (
-                path
-                for path, output in own.by_module.items()
-                if not _are_close(output, other.by_module.get(path, output))
-            )
-            path = next(different, "")
-            yield run.finding(
-                path.partition(".")[0] or "recipe",
-                problem=f"{f'`{path}`' if path else 'The network'} computes something else in "
-                f"{type(brain).__name__} than in the bundle of the run, which is built from the "
-                "YAML",
-                fix="A bundle has the classes and arguments of the YAML and the weights, but "
-                "nothing that the Brain changes, such as by a hook, another `forward` or an "
-                "attribute. Put that into a class of your own (docs/guide/own-parts.md).",
-            )
-            return
-    yield from _compare_outputs(run, bundle, row["id"], validated.output, expected.output)
+    findings = [*_compare_networks(run, predicted, expected)]
+    if not findings:
+        rebuilt = _observe(bundle_parts, lambda: _validate(brain, batch, bundle.model.network))
+        findings += _compare_networks(run, validated, rebuilt)
+    yield from findings or _compare_outputs(
+        run, bundle, row["id"], validated.output, expected.output
+    )
+
+
+def _compare_networks(run: CheckedRun, own: "_Observed", other: "_Observed") -> Iterator[Finding]:
+    """Name the first part of the Brain's network with another output than in the bundle's."""
+    if _are_close(own.output, other.output):
+        return
+    different = (
+        path
+        for path, output in own.by_module.items()
+        if not _are_close(output, other.by_module.get(path, output))
+    )
+    path = next(different, "")
+    yield run.finding(
+        path.partition(".")[0] or "recipe",
+        problem=f"{f'`{path}`' if path else 'The network'} computes something else in "
+        f"{type(run.brain).__name__} than in the bundle of the run, which is built from the YAML",
+        fix="A bundle has the classes and arguments of the YAML and the weights, but nothing that "
+        "the Brain changes, such as by a hook, another `forward` or an attribute. Put that into a "
+        "class of your own (docs/guide/own-parts.md).",
+    )
 
 
 def _compare_outputs(
