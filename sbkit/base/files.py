@@ -30,7 +30,6 @@ from sbkit.base.errors import CODE_FAULTS, SbkitError, translate
 
 RUN_YAML = "hyperparams.yaml"  # in a run folder
 RUN_CONFIG_FILE = "run_config.json"  # the configuration that a run began with
-HUGGINGFACE = "huggingface"  # in a bundle: a model that transformers runs
 TEMPORARY_NAMES = ".sbkit-*.tmp"  # of unfinished files and folders
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins

@@ -320,7 +320,7 @@ KEYS: Mapping[str, Key] = {
     "keep_better_start": Key(
         FLAG,
         True,
-        "a recognizer that the run starts from is kept if training makes it worse on validation",
+        "a run ends with the weights of the recognizer it starts from if training makes them worse",
     ),
     "export_formats": Key(
         LIST, [], "such as [onnx]: formats of `sbkit export` that the run writes into its bundle"

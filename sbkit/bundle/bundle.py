@@ -13,8 +13,7 @@
 
 Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed
 are the bytes that are parsed or, with `--import`, run; weights are safetensors; and only classes on
-the list of `sbkit.bundle.allowed_classes` are built. A bundle without parts holds a recognizer in
-`huggingface/`, which transformers reads after its checksums are compared, without code or pickles.
+the list of `sbkit.bundle.allowed_classes` are built.
 """
 
 import logging
@@ -371,7 +370,7 @@ def read_bundle(
     config = files.config
     import_user_modules(sorted(user_modules), {folder: files.read_modules(user_modules)})
     task = load_task(config.task, user_modules=user_modules)
-    weights = files.read(WEIGHTS_FILE) if with_weights and config.model else b""
+    weights = files.read(WEIGHTS_FILE) if with_weights else b""
     labels: Labels = None
     if task.label_file is not None:
         labels = task.read_labels(folder / task.label_file, files.read(task.label_file))

@@ -23,7 +23,7 @@ from torch import nn
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import nearest, plural
 from sbkit.base.threads_and_memory import return_freed_memory
-from sbkit.check import cost, data, dry_run, parameters, settings
+from sbkit.check import cost, data, dry_run, exported, parameters, settings
 from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, Cost, Finding, has_device
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
@@ -59,13 +59,13 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(dry_run.check_unused, settings.check_unread),
     *(settings.check_freezing, settings.check_schedule, settings.check_causes),
     *(cost.check_recordings, cost.check_cost),
-    *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
+    *(settings.check_run_folder, settings.check_initial_weights, exported.check_export),
 )
 CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps can train
     {
         *(parameters.check_optimizers, data.check_alignment, dry_run.check_steps),
         *(dry_run.check_causality, dry_run.check_padding, dry_run.check_unused),
-        *(cost.check_cost, settings.check_export),
+        *(cost.check_cost, exported.check_export),
     }
 )
 

@@ -193,7 +193,7 @@ def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
 
 
 @contextmanager
-def _evaluation(brain: Brain, batch: object) -> Iterator[object]:
+def evaluation(brain: Brain, batch: object) -> Iterator[object]:
     """Yield the predictions of a Brain in an evaluation, with the same random numbers each time."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
@@ -203,7 +203,7 @@ def _evaluation(brain: Brain, batch: object) -> Iterator[object]:
 
 
 def _losses_of(brain: Brain, batch: object) -> Tensor:
-    with _evaluation(brain, batch) as outputs:
+    with evaluation(brain, batch) as outputs:
         return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
@@ -407,7 +407,7 @@ def check_padding(run: CheckedRun) -> Iterator[Finding]:
 
 def _states_of(brain: Brain, batch: Batch) -> list[Tensor]:
     """Return the encoder's states of each utterance (U, D), or its loss if there are none."""
-    with _evaluation(brain, batch) as outputs:
+    with evaluation(brain, batch) as outputs:
         if isinstance(outputs, Predictions):
             rows = zip(outputs.states, outputs.frame_lengths.tolist(), strict=True)
             return [states[:frames] for states, frames in rows]
@@ -444,6 +444,6 @@ def check_causality(run: CheckedRun) -> Iterator[Finding]:
 
 
 def _logits(brain: Brain, batch: TextBatch) -> Tensor | None:
-    with preserve_rng(brain.device), _evaluation(brain, batch) as outputs:
+    with preserve_rng(brain.device), evaluation(brain, batch) as outputs:
         logits = getattr(outputs, "logits", None)
     return logits if isinstance(logits, Tensor) and logits.ndim == 3 else None

@@ -7,7 +7,6 @@ later epochs.
 
 import math
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from copy import deepcopy
@@ -23,13 +22,10 @@ from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
 from sbkit.base.messages import did_you_mean, listed, plural, short_value
 from sbkit.base.ranges import KEYS, RANGES, ValueType, out_of_range
 from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.bundle import BundleContents
-from sbkit.bundle.config import BundleConfig
-from sbkit.bundle.task import ClipBatch, load_task
 from sbkit.check.checked_run import CheckedRun, Finding, finding_at
-from sbkit.checkpoint.checkpointer import PARTS, Checkpointer
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint
-from sbkit.checkpoint.weights import check_same_model, check_weights
+from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import (
     Keys,
     children,
@@ -41,14 +37,11 @@ from sbkit.config.document import (
     tag_of,
 )
 from sbkit.config.hparams import EPOCH_COUNTER, EPOCH_LIMIT, RunSpec, insert_defaults
-from sbkit.data.batch import UtteranceDataset
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
 from sbkit.data.splits import count_tokens, sample_counts
 from sbkit.distributed.device import check_precision, choose_device, device_counter_for, find_device
-from sbkit.export.export import bundle_weights, part_facts
 from sbkit.export.formats import declared_formats
-from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.optimizers import FREEZE
 from sbkit.train.recipe import load_recipe
@@ -57,7 +50,6 @@ from sbkit.train.setup import (
     describe_run,
     load_initial_weights,
     require_own_folder,
-    user_modules_of,
 )
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
@@ -371,45 +363,3 @@ def check_initial_weights(run: CheckedRun) -> None:
 def check_formats(run: CheckedRun) -> None:
     """Refuse export formats that models of this task do not have."""
     declared_formats(run.spec.settings, run.data.recipe)
-
-
-def check_export(run: CheckedRun) -> Iterator[Finding]:
-    """Find a model that a bundle cannot hold; build it as a bundle is loaded, and run silence."""
-    recipe, spec, labels = run.data.recipe, run.spec, run.data.labels
-    try:
-        modules = user_modules_of(spec)
-        task = load_task(recipe.name, user_modules=modules)
-        root = spec.tree
-        objects = {} if task.label_file is None else {task.label_key: labels}
-        names = getattr(run.brain.checkpointer, "meta", {}).get(PARTS, ())
-        parts_config = part_facts(root, objects, task, names)
-        rate = spec.settings["sample_rate"]
-        config = BundleConfig(task.name, rate, parts_config["model"], parts_config["parts"])
-        network, parts = assemble(BundleContents(config, task, labels), modules)
-        weights = bundle_weights(run.model.state_dict(), root, task)
-        check_same_model(weights, network.model.state_dict(), place=f"{spec.folder}/bundle")
-        model = TorchModel(network, parts=parts, sample_rate=rate)
-        yield from _try_task(run, TorchBundle(config, task, labels, model=model))
-    except SbkitError as error:
-        problem = f"No bundle can hold the model. {error}".rstrip(".")
-        stops = recipe.has_model or bool(spec.settings.get("export_formats"))
-        yield run.finding(*(error.keys or ("model",)), problem=problem, stops=stops)
-
-
-def _try_task(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
-    """Find a `predict` or `result` of the task that fails, as the test of the run would."""
-    task = bundle.task
-    if not type(run.brain).metrics:
-        return
-    row = UtteranceDataset(run.data.splits.train)[0]
-    batch = ClipBatch(clips=[row["audio"]], rows=[row], times=True)
-    try:
-        (prediction,) = task.predict(bundle, batch)
-        task.result(prediction, row, config=bundle.config)
-    except Exception as error:  # whatever a task of the user's raises
-        *_, call = traceback.extract_tb(error.__traceback__)
-        yield run.finding(
-            "recipe",
-            problem=f"`predict` or `result` of {task.name} fails for the clip {row['id']} "
-            f"({type(error).__name__}: {error}, in line {call.lineno} of {call.filename})",
-        )

@@ -109,17 +109,21 @@ def check_fits(weights: Mapping[str, Any], module: nn.Module, *, place: str) -> 
 
 def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, place: str) -> None:
     """Raise BundleError if names, shapes or types differ, and list the first differences."""
-    differences = [
-        f"{name}: {describe_tensor(saved, name)} instead of {describe_tensor(declared, name)}"
-        for name in sorted({*saved, *declared})
-        if describe_tensor(saved, name) != describe_tensor(declared, name)
-    ]
-    if differences:
+    if differences := differing_tensors(saved, declared):
         count = plural(len(differences), "tensor differs", "tensors differ")
         raise BundleError(
             f"The weights in {place} are of another model: {count} "
             f"({listed(differences, separator='; ')})."
         )
+
+
+def differing_tensors(saved: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
+    """Describe the tensors whose names, shapes or types differ."""
+    return [
+        f"{name}: {describe_tensor(saved, name)} instead of {describe_tensor(declared, name)}"
+        for name in sorted({*saved, *declared})
+        if describe_tensor(saved, name) != describe_tensor(declared, name)
+    ]
 
 
 def describe_tensor(tensors: Mapping[str, Any], name: str) -> str:

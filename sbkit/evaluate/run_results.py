@@ -24,6 +24,12 @@ def read_json(file: Path) -> Any:
         return json.loads(read_file(file))
 
 
+def ends_with_start(run: Path) -> bool:
+    """Return whether the bundle of a run has the weights that the run started from."""
+    config = read_json(run / BUNDLE_CONFIG) or {}
+    return config.get("checkpoints") == []
+
+
 def read_results(folder: Path) -> FigureDict:
     """Return the `summary.json` of a run or a folder of scores."""
     results: FigureDict | None = read_json(folder / SUMMARY)

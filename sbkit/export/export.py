@@ -23,7 +23,6 @@ from torch import Tensor
 from sbkit.base.checksums import CHECKSUMS, find_damage, read_checksums, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import (
-    HUGGINGFACE,
     RUN_YAML,
     TEMPORARY_NAMES,
     atomic_folder,
@@ -179,10 +178,7 @@ def add_formats(run: Path, names: Sequence[str], user_modules: frozenset[str]) -
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
     """Copy the listed files of a bundle and some of its formats, except those with a link."""
-    names = {CHECKSUMS, *read_checksums(bundle)}
-    if WEIGHTS_FILE not in names:  # a model that transformers runs
-        formats = {HUGGINGFACE, *formats}
-    names |= {*formats}
+    names = {CHECKSUMS, *read_checksums(bundle), *formats}
     for path in filter(lambda path: path.name in names, bundle.iterdir()):
         inner_paths = path.rglob("*") if path.name in formats else ()
         if path.is_symlink() or any(inner.is_symlink() for inner in inner_paths):
@@ -291,10 +287,16 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
 # The files of a bundle
 
 
-def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict[str, bytes]:
+def collect_files(
+    run: Path,
+    user_modules: frozenset[str] | None = None,
+    *,
+    untrained_weights: Mapping[str, Tensor] | None = None,
+) -> dict[str, bytes]:
     """Return the contents of a bundle's files by name, with the averaged weights and no decoder.
 
     user_modules: the modules that `--import` names; None for all that the model needs.
+    untrained_weights: of the model, in the place of those of the checkpoints.
     """
     root = read_spec(run / RUN_YAML).tree
     checkpoints = read_checkpoints(run)
@@ -314,9 +316,10 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
     user_modules = _modules_of(task_name, parts, user_modules)
     code_by_file = code_files(user_modules)
     files |= code_by_file
-    files[WEIGHTS_FILE] = save(
-        bundle_weights(average_checkpoints(checkpoints, "model"), root, task)
-    )
+    weights = untrained_weights
+    if weights is None:
+        weights = average_checkpoints(checkpoints, "model")
+    files[WEIGHTS_FILE] = save(bundle_weights(weights, root, task))
     config = {
         "format": BUNDLE_FORMAT,
         "task": task.name,
@@ -327,6 +330,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         "checkpoints": [
             {key: meta[key] for key in ("epoch", *task.metrics) if key in meta}
             for meta in (checkpoint.meta for checkpoint in checkpoints)
+            if untrained_weights is None
         ],
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
         "versions": versions(distributions(user_modules, code_by_file)),

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
-from sbkit.base.files import HUGGINGFACE
 from sbkit.base.machine import ONNX
 from sbkit.bundle.task import Prediction, Task
 
@@ -55,7 +54,7 @@ FORMATS: Mapping[str, Format] = {  # by the name of the folder
         "computes the features that the model was trained with.",
         packages=("onnx", "onnxscript", "onnxruntime", "sherpa-onnx"),
     ),
-    HUGGINGFACE: Format(
+    "huggingface": Format(
         writer="sbkit.export.huggingface_format:write_huggingface",
         use='`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
         "sbkit: append 0.2 s of zeros to each clip, but not for an encoder that transformers runs "

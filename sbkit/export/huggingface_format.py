@@ -31,7 +31,7 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, pad_frames
-from sbkit.export.trace import ModelWithoutTail, quiet_exporters, trained_log_probs
+from sbkit.export.trace import quiet_exporters
 from sbkit.export.whisper_format import TOKENIZER_CONFIG, write_whisper
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.models.pretrained.folder import CONFIG, PREPROCESSOR, TOKENIZER, WEIGHTS, WHISPER_NAMES
@@ -93,7 +93,6 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             files=(CONFIG, WEIGHTS, PREPROCESSOR, *tokenizer_files, *code_files),
             log_probs=partial(_log_probs, pipeline, network.encoder.subsampling),
             tail_samples=network.tail_samples,
-            trained_log_probs=partial(trained_log_probs, ModelWithoutTail(network).eval()),
             transcribe=partial(_transcribe, pipeline),
         )
     ]

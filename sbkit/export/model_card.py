@@ -46,6 +46,7 @@ def card_facts(
     """
     settings = read_spec(run / RUN_YAML).settings if (run / RUN_YAML).is_file() else {}
     init_from = ", ".join(map(str, init_folders(settings)))
+    start = _without_folders(init_from or str(settings.get("pretrained")))
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     parts = {
         name: part
@@ -66,6 +67,7 @@ def card_facts(
         "base_model": _without_folders(init_from) or None,
         "encoder_config": transformer.get("arguments", {}).get("config") or {},
         "has_decoder": transformer.get("new", "").endswith(".PretrainedTransformer"),
+        "weights": start if summary.get("ends_with_start") else None,
         "ema_decay": settings.get("ema_decay"),
         "splits": data.get("splits"),
         "results": [*_results(task, summary)],

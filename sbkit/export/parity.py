@@ -75,9 +75,10 @@ class Candidate:
         is_exact: whether log-probabilities must equal the trained model's; otherwise only error
             rates are limited.
         tail_samples: the number of zeros that the format's users append to a clip.
-        trained_log_probs: runs the trained model on the same input; None: a bundle's model does.
+        trained_log_probs: computes what the candidate's outputs must equal, if these are not the
+            log-probabilities of a bundle; None: the bundle does, from the clips without a tail.
         transcribe: transcribes clips (S,); None: CTC decodes the log-probabilities greedily.
-        transcribe_trained: does the same with the trained model; None: CTC decodes greedily.
+        transcribe_trained: does the same with the bundle; None: CTC decodes greedily.
         advice: what to do if its error rate is higher.
     """
 
@@ -142,15 +143,23 @@ class Comparison:
     num_different: int = 0
     failure: str = ""
 
-    def add(self, case: Case, expected: BatchLogProbs) -> None:
-        """Run the candidate on a batch, and compare its output with the trained model's."""
+    def add(self, case: Case, trained: BatchLogProbs) -> None:
+        """Run the candidate on a batch, and compare its output with the trained model's.
+
+        trained: the log-probabilities of the bundle.
+        """
         if self.failure:
             return
+        candidate = self.candidate
+        run, tail = candidate.trained_log_probs, candidate.tail_samples
+        expected = run(case.audio, case.lengths) if run else trained
+        audio = np.pad(case.audio, ((0, 0), (0, tail)))
+        padded_case = replace(case, audio=audio, lengths=case.lengths + tail)
         try:
-            actual = self.candidate.log_probs(case.audio, case.lengths)
+            actual = candidate.log_probs(padded_case.audio, padded_case.lengths)
             pairs = zip(_unpadded(expected), _unpadded(actual), strict=True)
             difference = max(largest_difference(*pair) for pair in pairs)
-            texts = self._transcribe(case, actual)
+            texts = self._transcribe(padded_case, actual)
         except Exception as error:  # the graph of an LSTM may fail at other lengths
             self.failure = describe_failure(case.description, error)
             return
@@ -158,8 +167,8 @@ class Comparison:
             self.difference = difference
             self.where = case.description
         if texts:
-            transcribe = self.candidate.transcribe_trained
-            trained_texts = transcribe(_clips(case)) if transcribe else self._decode(expected)
+            transcribe = candidate.transcribe_trained
+            trained_texts = transcribe(_clips(case)) if transcribe else self._decode(trained)
             for row, text, trained_text in zip(case.rows, texts, trained_texts, strict=True):
                 self.errors += count_errors(row["text"], text)
                 self.trained_errors += count_errors(row["text"], trained_text)
@@ -248,10 +257,7 @@ def compare_candidates(
         with model_errors(case.description):
             expected = trained_log_probs(trained, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
-            run, tail = comparison.candidate.trained_log_probs, comparison.candidate.tail_samples
-            audio, lengths = np.pad(case.audio, ((0, 0), (0, tail))), case.lengths + tail
-            padded_case = replace(case, audio=audio, lengths=lengths)
-            comparison.add(padded_case, run(audio, lengths) if run else expected)
+            comparison.add(case, expected)
     return {
         format: {item.candidate.name: item.report(test_sets) for item in format_comparisons}
         for format, format_comparisons in comparisons.items()

@@ -51,14 +51,6 @@ class EncodingModel(NetworkModule):
         return self.network.ctc_log_probs(states), frames, states
 
 
-class ModelWithoutTail(NetworkModule):
-    """A recognizer for clips that already end in zeros: (B, S), (B,) -> (B, U, V), (B,)."""
-
-    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        states, frames = self.network.encoder(audio * FULL_SCALE, audio_lengths)
-        return self.network.ctc_log_probs(states), frames
-
-
 def trace(
     module: nn.Module, *example: Tensor, dynamic_shapes: tuple[Any, ...] | None = None
 ) -> ExportedProgram:

@@ -1,46 +1,41 @@
 """Measure the recognizer that a run starts from, before the first step.
 
 `init_from` or `pretrained` -> a bundle -> scores on the validation and test sets -> a file of the
-run folder, from which the log, the summary and the report quote them at the end -> the bundle of
-the run, if the trained one has more errors on the validation sets
+run folder, from which the log, the summary and the report quote them at the end
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 import datasets
 import torch
 
-from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.threads_and_memory import return_freed_memory
-from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
+from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.checkpoint.run_config import BUNDLE, has_checkpoint
-from sbkit.decoding.word_times import GREEDY
-from sbkit.distributed.ranks import gather_over_ranks, rank, rank0_then_others
+from sbkit.checkpoint.run_config import has_checkpoint
+from sbkit.distributed.ranks import rank, rank0_then_others
 from sbkit.evaluate.intervals import Interval
-from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG, read_json
+from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import describe_results
-from sbkit.export.export import copy_files, replacing_bundle
 from sbkit.logs.metric import Metrics, best_key, percent
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_report import ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
 from sbkit.runtime.scoring import BundleScorer
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.runtime.transformers_folder import require_recognizer, write_transformers
+from sbkit.runtime.transformers_folder import require_recognizer
 from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import DIFFERS, PRETRAINED, init_folders, pretrained_folder
+from sbkit.train.initialize import PRETRAINED, init_folders, pretrained_folder
 from sbkit.train.setup import PreparedRun, user_modules_of
 
 logger = logging.getLogger(__name__)
@@ -53,7 +48,7 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
         return
     with rank0_then_others():
         (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # that of an earlier start
-    start = _find_start(run)
+    start = find_start(run)
     if start is None:
         return
     with brain.guarded(), preserve_rng(brain.device):
@@ -66,7 +61,7 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
         if bundle is None:
             return
         rewrite = transcript_normalizer(bundle.config.text_table, run.labels.tags)
-        entries = _score(run, brain, bundle, splits.evaluated(), rewrite)
+        entries = score_splits(run, brain, bundle, splits.evaluated(), rewrite)
         del bundle
         return_freed_memory()
         torch.cuda.empty_cache()  # without CUDA it does nothing
@@ -77,7 +72,7 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
             logger.info(line)
 
 
-def _score(
+def score_splits(
     run: PreparedRun,
     brain: Brain,
     bundle: TorchBundle,
@@ -99,69 +94,7 @@ def _score(
     return report.entries
 
 
-def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None) -> bool:
-    """Replace the bundle of a run by the model that it started from, if better; say whether.
-
-    It is better if it has fewer errors on the validation sets, decoded greedily. Only the same kind
-    of model takes part: Whisper, if its decoder was trained; or a bundle with the same parts and
-    labels, if no `init_from_differs` names a difference.
-    """
-    folder, settings = run.spec.folder, run.spec.settings
-    before = read_json(folder / BEFORE_TRAINING)
-    if bundle is None or not before or not settings["keep_better_start"]:
-        return False
-    is_whisper = not init_folders(settings)
-    if (is_whisper and bundle.decoder_tokenizer is None) or settings.get(DIFFERS):
-        return False
-    # An earlier try may have replaced it; the start may be gone.
-    if ends_with_start(run, bundle) or (start := _find_start(run)) is None:
-        return False
-    sets = run.loaders.splits.valid
-    after = _score(run, brain, bundle.with_decoder(GREEDY), sets)
-    rate = best_key(bundle.task.metrics).name
-    errors = [
-        fmean(scores[name].get(GREEDY, scores[name])[rate] for name in sets)
-        for scores in (before, after)
-        if rank() == 0
-    ]
-    if not gather_over_ranks(errors and errors[0] < errors[1])[0]:
-        return False
-    with rank0_then_others():
-        opened = _open_start(start, run, brain)
-        if opened is None or not (is_whisper or _has_same_parts(bundle, opened)):
-            return False
-        if rank() == 0:
-            with replacing_bundle(folder / BUNDLE) as new:
-                if is_whisper:
-                    write_transformers(start["folder"], opened.config, new)
-                else:
-                    copy_files(start["folder"], new)
-            rate_before, rate_after = map(percent, errors)
-            logger.warning(
-                "note: the run ends with the weights that it started from, because training made "
-                f"them worse: on validation, {rate} was {rate_before} before and is "
-                f"{rate_after} after. keep_better_start: False takes the trained weights."
-            )
-    return True
-
-
-def ends_with_start(run: PreparedRun, bundle: TorchBundle | None) -> bool:
-    """Return whether the bundle of a run holds the weights that the run started from."""
-    if bundle is None or not (run.spec.folder / BEFORE_TRAINING).exists():
-        return False
-    if not bundle.config.model:
-        return True
-    start = _find_start(run) if init_folders(run.spec.settings) else None
-    weights = read_checksums(start["folder"]).get(WEIGHTS_FILE) if start else None
-    return bundle.digests["weights"] == weights
-
-
-def _has_same_parts(bundle: TorchBundle, start: TorchBundle) -> bool:
-    labels, start_labels = ([*b.task.label_names(b.labels)] for b in (bundle, start))
-    return bundle.config.parts == start.config.parts and labels == start_labels
-
-
-def _find_start(run: PreparedRun) -> dict[str, Any] | None:
+def find_start(run: PreparedRun) -> dict[str, Any] | None:
     """Return the folder of the model that a run starts from, with options of `load_bundle`.
 
     Returns None for random weights, several models, or an encoder alone.
@@ -180,7 +113,7 @@ def _find_start(run: PreparedRun) -> dict[str, Any] | None:
 
 
 def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> TorchBundle | None:
-    """Open the model of `_find_start` with the run's text table; None if it writes no texts."""
+    """Open the model of `find_start` with the run's text table; None if it writes no texts."""
     settings = run.spec.settings
     precision = settings["eval_precision"]
     bundle: TorchBundle = load_bundle(**start, device=brain.device, precision=precision)

@@ -1,6 +1,7 @@
 """The end of a run: its weights become a bundle, and the bundle is tested.
 
     averaged weights -> decoder and confidences, fitted with the weights in memory -> `RUN/bundle`
+    -> the same with the weights that the run started from, if they are better
     -> formats -> results of the test sets -> figures and pages
 
 A run that was killed before its bundle was there averages and fits again. The tested bundle is
@@ -8,9 +9,13 @@ the one that `sbkit export` copies.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,23 +23,38 @@ from speechbrain import Stage
 from torch import nn
 
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
-from sbkit.base.files import atomic_folder, fsync_tree
+from sbkit.base.files import TEMPORARY_NAMES, atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
+from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.checkpoint.run_config import BUNDLE, read_description
+from sbkit.checkpoint.weights import differing_tensors
 from sbkit.data.batch import Loader
 from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import as_single_process, gather_over_ranks, rank, rank0_then_others
-from sbkit.evaluate.run_results import BEFORE_TRAINING, SETTINGS_FIELD, read_json
+from sbkit.evaluate.run_results import (
+    BEFORE_TRAINING,
+    SETTINGS_FIELD,
+    ends_with_start,
+    read_json,
+)
 from sbkit.evaluate.wer import FigureDict
-from sbkit.export.export import add_formats, collect_files, write_bundle
+from sbkit.export.export import (
+    add_formats,
+    collect_files,
+    copy_files,
+    replacing_bundle,
+    write_bundle,
+)
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.logs.curves import CURVES, draw_curves
+from sbkit.logs.handlers import quiet
+from sbkit.logs.metric import best_key, percent
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
-from sbkit.run.before_training import describe_start, describe_worse, ends_with_start
+from sbkit.run.before_training import describe_start, describe_worse, find_start, score_splits
 from sbkit.runtime.runtimes import LoadOptions, load_bundle
 from sbkit.runtime.score_report import ScoredSet, ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
@@ -42,17 +62,33 @@ from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, s
 from sbkit.runtime.torch_model import TorchBundle, TorchModel
 from sbkit.text.normalization import text_table
 from sbkit.train.brain import Brain
-from sbkit.train.setup import PreparedRun, user_modules_of
+from sbkit.train.initialize import DIFFERS, init_folders, initialize_from, read_named_weights
+from sbkit.train.setup import (
+    PreparedRun,
+    build_again,
+    load_initial_weights,
+    make_brain,
+    user_modules_of,
+)
 
 logger = logging.getLogger(__name__)
 
+START_BUNDLE = TEMPORARY_NAMES.replace("*", "start")  # in a run folder, while it is compared
+
 
 def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
-    """Make a bundle of the weights in memory, unless an earlier start has written it; load it.
+    """Make the bundle of a run, unless an earlier start has written it; load it.
 
     Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
     """
     folder = run.spec.folder
+    return _open_or_make(run, brain, folder / BUNDLE, partial(collect_files, folder))
+
+
+def _open_or_make(
+    run: PreparedRun, brain: Brain, folder: Path, collect: Callable[[], Mapping[str, bytes]]
+) -> TorchBundle | None:
+    """Open a bundle; if it is missing, collect its files, and fit a decoder to the Brain."""
     files: Mapping[str, bytes] | None = None  # on rank 0
     fitted: FittedDecoder | None = None
     bundle: TorchBundle | None = None
@@ -63,21 +99,21 @@ def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
     }
     brain.ping("export")
     with rank0_then_others(), logging_unexportable():
-        if rank() == 0 and not (folder / BUNDLE).exists():
-            files = collect_files(folder)
+        if rank() == 0 and not folder.exists():
+            files = collect()
     if run.recipe.decodes_frames and gather_over_ranks(files is not None)[0]:
         fitted = fit(run, brain)
     brain.ping("export")
     with rank0_then_others(), logging_unexportable():
         if files is not None:
             has_models = fitted is not None and fitted.decoder is not None
-            models = folder / LANGUAGE_MODELS_FILE if has_models else None
-            with atomic_folder(folder / BUNDLE) as new:  # a bundle that loads gets its name
+            models = run.spec.folder / LANGUAGE_MODELS_FILE if has_models else None
+            with atomic_folder(folder) as new:  # a bundle that loads gets its name
                 write_bundle(new, files, fitted, models)
                 bundle = load_bundle(new, **options)
                 fsync_tree(new)
-    if bundle is None and (folder / BUNDLE).exists():
-        bundle = load_bundle(folder / BUNDLE, **options)
+    if bundle is None and folder.exists():
+        bundle = load_bundle(folder, **options)
     return bundle
 
 
@@ -115,6 +151,78 @@ def fit(run: PreparedRun, brain: Brain) -> FittedDecoder:
         brain.stop_if_signaled()
         aligner = bundle.decoder_pool.decoder.aligner
         return fit_decoder(decoder, aligner, sample, splits=[*valid], by_words=config.has_words)
+
+
+def keep_better_start(
+    run: PreparedRun, brain: Brain, bundle: TorchBundle | None
+) -> TorchBundle | None:
+    """Return the bundle of a run, with the weights that the run started from if they are better.
+
+    Their bundle is made like that of the trained weights, with a decoder fitted to them. It is
+    better if it has fewer errors on the validation sets, as both would be exported.
+    """
+    folder, settings = run.spec.folder, run.spec.settings
+    is_measured = bool(read_json(folder / BEFORE_TRAINING))
+    if bundle is None or not (is_measured and settings["keep_better_start"]):
+        return bundle
+    if ends_with_start(folder) or (start := _load_start(run, bundle)) is None:
+        return bundle
+    start_folder = folder / START_BUNDLE
+    weights = start.hparams["model"].state_dict()
+    with rank0_then_others():
+        if rank() == 0:
+            shutil.rmtree(start_folder, ignore_errors=True)  # an earlier start may have left it
+    with quiet():
+        start_brain = make_brain(start)
+    logger.info("For comparison, the decoder is also fitted to the weights before training:")
+    collect = partial(collect_files, folder, untrained_weights=weights)
+    start_bundle = _open_or_make(start, start_brain, start_folder, collect)
+    assert start_bundle is not None  # as that of the same parts
+    sets = run.loaders.splits.valid
+    rate = best_key(bundle.task.metrics).name
+    scores = [score_splits(run, brain, model, sets) for model in (start_bundle, bundle)]
+    errors = [fmean(figures[name][rate] for name in sets) for figures in scores if rank() == 0]
+    is_better = gather_over_ranks(errors and errors[0] < errors[1])[0]
+    with rank0_then_others():
+        if rank() == 0 and is_better:
+            with replacing_bundle(folder / BUNDLE) as new:
+                copy_files(start_folder, new)
+            rate_before, rate_after = map(percent, errors)
+            logger.warning(
+                "note: the run ends with the weights that it started from, because training made "
+                f"them worse: on validation, {rate} was {rate_before} before and is "
+                f"{rate_after} after. keep_better_start: False takes the trained weights."
+            )
+        if rank() == 0:
+            shutil.rmtree(start_folder)
+    return make_bundle(run, brain) if is_better else bundle
+
+
+def _load_start(run: PreparedRun, bundle: TorchBundle) -> PreparedRun | None:
+    """Return other objects of a run, with the weights that it started from.
+
+    Returns None if they do not make up the same model: `init_from` must have the same tensors and
+    labels, `pretrained` a decoder of text, whose CTC head is the trained one.
+    """
+    settings = run.spec.settings
+    if settings.get(DIFFERS) or (found := find_start(run)) is None:
+        return None
+    folder, start = found["folder"], build_again(run)
+    if init_folders(settings):
+        contents = read_bundle(folder, user_modules=user_modules_of(run.spec))
+        labels, start_labels = ([*b.task.label_names(b.labels)] for b in (bundle, contents))
+        tensors, start_tensors = map(read_named_weights, (run.spec.folder / BUNDLE, folder))
+        if labels != start_labels or differing_tensors(tensors, start_tensors):
+            return None
+        initialize_from([folder], start.hparams, run.recipe, run.spec.tree)
+        return start
+    if bundle.decoder_tokenizer is None:
+        return None
+    load_initial_weights(start)
+    for name in ("ctc_lin", "linear_stack"):
+        if isinstance(part := run.hparams.get(name), nn.Module):
+            start.hparams[name].load_state_dict(part.state_dict())
+    return start
 
 
 def write_declared_formats(run: PreparedRun) -> None:
@@ -182,7 +290,10 @@ def report(
                 facts["notes"] = [note, *facts.get("notes", ())]
         test_report.add(scored, **facts)
 
+    is_start = ends_with_start(folder)
     newest = max(brain.tested, key=lambda meta: meta["unixtime"], default=dict[str, Any]())
+    if is_start:
+        newest = {"epoch": 0, "optimizer_step": 0}
     log_size = brain.training_metrics.log_size  # so a repeated test replaces its lines
     run_log = RunLog(folder, size=log_size, step=brain.optimizer_step)
     for name, entry in test_report.entries.items():
@@ -198,14 +309,12 @@ def report(
         )
     run_log.close()
 
-    is_start = ends_with_start(run, bundle)
     weights = "best checkpoint"
     if len(brain.tested) > 1:
         weights = f"mean of {len(brain.tested)} checkpoints"
     if is_start:
         weights = "the weights before training"
-    model = bundle.model if bundle is not None and is_start else brain.modules
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in brain.modules.parameters())
     training = brain.training_metrics.of_run
     draw_curves(folder / LOG_FILE, folder / CURVES, brain.evaluator.metrics)
     before: FigureDict = read_json(folder / BEFORE_TRAINING) or {}

@@ -62,8 +62,14 @@ from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.logs.handlers import TEXT_LOG, TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
-from sbkit.run.before_training import keep_better_start, measure_start
-from sbkit.run.export_and_test import make_bundle, report, score, write_declared_formats
+from sbkit.run.before_training import measure_start
+from sbkit.run.export_and_test import (
+    keep_better_start,
+    make_bundle,
+    report,
+    score,
+    write_declared_formats,
+)
 from sbkit.run.tuning import tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
@@ -401,8 +407,7 @@ class Run:
             with brain.guarded():
                 brain.load_tested_weights()
                 bundle = make_bundle(prepared, brain)  # with a decoder fitted to these weights
-                if keep_better_start(prepared, brain, bundle):
-                    bundle = make_bundle(prepared, brain)  # opens what is there now
+                bundle = keep_better_start(prepared, brain, bundle)
             # Not watched: an exporter may work for longer than `stall_seconds` without a sign of
             # life. A signal ends it at once, and no format is half-written.
             with rank0_then_others():

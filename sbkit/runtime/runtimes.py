@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, Unpac
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
-from sbkit.base.files import HUGGINGFACE
 from sbkit.base.machine import ONNX, PRECISIONS, has_torch, warn_of_unused_gpu, why_no_cuda
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_transformers_folder
@@ -117,16 +116,15 @@ def load_bundle(
         user_modules=user_modules,
         language=language,
     )
-    if language is None or not is_transformers_folder(folder):
+    is_of_transformers = language is not None and is_transformers_folder(folder)
+    if language is None or not is_of_transformers:
         contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
         if language is not None:
             raise ConfigError(f"{folder} stores its language. Leave out `language`.")
-        transformers_folder = folder / HUGGINGFACE
     else:
         from sbkit.runtime.transformers_folder import read_transformers
 
-        contents, transformers_folder = read_transformers(folder, language), folder
-    if not contents.config.model:
+        contents = read_transformers(folder, language)
         unsupported = {
             "The runtime onnx": runtime == ONNX,
             "`compile`": compile is not None,
@@ -150,10 +148,10 @@ def load_bundle(
         chosen: Any = None if device == AUTO else device
         placement = resolve_placement(chosen, precision)
         options: dict[str, Any] = {"user_modules": user_modules, "placement": placement}
-        if not contents.config.model:
+        if is_of_transformers:
             from sbkit.runtime.transformers_folder import load_transformers
 
-            network = load_transformers(contents, transformers_folder, placement)
+            network = load_transformers(contents, folder, placement)
         elif compile is None:
             network = TorchModel.load(contents, folder, **options)
         else:

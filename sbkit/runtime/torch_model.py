@@ -395,7 +395,7 @@ def assemble(contents: BundleContents, user_modules: frozenset[str]) -> tuple[An
             name: build_from_spec(spec, user_modules=user_modules)
             for name, spec in config.parts.items()
         }
-        model = nn.ModuleList(parts[name] for name in config.model)
+        model = nn.ModuleList(parts[name] for name in config.model).eval()
         modules = [part for part in parts.values() if isinstance(part, nn.Module)]
         for module in modules:
             module.eval()

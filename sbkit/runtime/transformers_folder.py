@@ -7,7 +7,6 @@ Nothing in the folder is executed: code beside the model and pickles are refused
 Legend: B clips, S samples.
 """
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,14 +19,12 @@ from torch import Tensor, nn
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Float32s
-from sbkit.base.checksums import CHECKSUMS, find_damage, write_checksums
 from sbkit.base.errors import BundleError, ConfigError, translate
-from sbkit.base.files import HUGGINGFACE, to_json
 from sbkit.base.imports import require_package
 from sbkit.base.messages import listed
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import BundleContents
-from sbkit.bundle.config import BUNDLE_FORMAT, CONFIG_FILE, BundleConfig
+from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import load_task
 from sbkit.distributed.device import Placement
 from sbkit.models.pretrained.folder import (
@@ -39,11 +36,10 @@ from sbkit.models.pretrained.folder import (
     read_feature_settings,
     read_json,
     weight_files,
-    weight_names,
 )
 from sbkit.runtime.torch_model import TorchModel
 from sbkit.text.languages import parse_language, primary_language, whisper_language
-from sbkit.text.normalization import language_table, table_to_store
+from sbkit.text.normalization import language_table
 from sbkit.text.verbalize import languages_with_numbers
 
 TEXT_TASK = "sbkit.tasks.asr.task.TextOnlyAsrTask"
@@ -78,27 +74,10 @@ def read_transformers(folder: Path, language: str) -> BundleContents:
 
 
 def load_transformers(contents: BundleContents, folder: Path, placement: Placement) -> TorchModel:
-    """Load the model of a folder that `read_transformers` or a bundle describes onto a device."""
-    if (folder / CHECKSUMS).exists() and (damage := find_damage(folder)):
-        raise BundleError(f"{folder} is damaged: {damage}. Export it again.")
+    """Load the model of a folder that `read_transformers` describes onto a device."""
     config = contents.config
     model = TextModel(folder, str(config.language))
     return TorchModel(model, parts=(), sample_rate=config.sample_rate, placement=placement)
-
-
-def write_transformers(folder: Path, config: BundleConfig, bundle: Path) -> None:
-    """Write a bundle that holds a copy of a folder, and ``config`` from `read_transformers`."""
-    copied = bundle / HUGGINGFACE
-    copied.mkdir()
-    settings = (path.name for path in folder.iterdir() if path.suffix in (".json", ".txt"))
-    for name in (*weight_names(folder), *settings):
-        shutil.copyfile(folder / name, copied / name)
-    write_checksums(copied)
-    values = {name: getattr(config, name) for name in ("task", "sample_rate", "language")}
-    table = table_to_store(config.text_table)
-    stored = {"format": BUNDLE_FORMAT, **values, "model": [], "parts": {}, "normalizer": table}
-    (bundle / CONFIG_FILE).write_text(to_json(stored, indent=1) + "\n", encoding="utf-8")
-    write_checksums(bundle)
 
 
 def require_recognizer(folder: Path) -> str:

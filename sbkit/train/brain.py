@@ -375,6 +375,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
             ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
             if stopping.is_over(self.optimizer_step) or ends_debugging:
                 break
+        if (
+            valid_set is not None and not self.evaluator.is_current
+        ):  # `_fit_valid` may be a recipe's
+            evaluate_stage(self, valid_set, Stage.VALID, epoch)
 
     def evaluate(
         self,
@@ -437,9 +441,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
         The counters of the run stay as they are.
         """
         # Without a checkpoint, its weights are random.
-        is_untrained = self.task is not None and not self.optimizer_step
-        if is_untrained and newest_checkpoint(Path(self.checkpointer.checkpoints_dir)) is None:
-            raise BundleError(f"{self.run_folder} has no checkpoint, so nothing can be tested yet.")
+        if self.task is not None and not self.optimizer_step:
+            if self.checkpointer is None:
+                raise ConfigError(
+                    "A Brain must train before it is evaluated, or load a checkpoint, but this one "
+                    "has neither trained nor a `checkpointer`. Call `fit`, or pass a checkpointer."
+                )
+            if newest_checkpoint(Path(self.checkpointer.checkpoints_dir)) is None:
+                folder = self.run_folder or self.checkpointer.checkpoints_dir
+                raise BundleError(f"{folder} has no checkpoint, so nothing can be tested yet.")
         keys = {"max_key": max_key, "min_key": min_key}
         recoverables = self.checkpointer.recoverables if self.checkpointer else {}
         recoverables.pop("brain", None)
@@ -466,6 +476,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     # -- an epoch -----------------------------------------------------------------------------
 
     def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
+        self.evaluator.is_current = False
         self.on_stage_start(Stage.TRAIN, epoch)
         self._start_epoch(train_set, epoch)
         count = length_of(train_set)
@@ -685,7 +696,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return self.task.measure(results)
 
     def _fit_valid(self, valid_set: SplitLoaders | None, epoch: int, show_progress: bool) -> None:
-        """Validate; a recipe of SpeechBrain's may override this to do so less often."""
+        """Validate; a recipe may override this to do so less often, except after the last epoch."""
         if valid_set is not None:
             evaluate_stage(self, valid_set, Stage.VALID, epoch)
 
@@ -976,8 +987,10 @@ def evaluate_stage(
     brain.stop_if_signaled(in_training=stage is Stage.VALID)
     mean = mean_over_ranks(losses)
     brain.step = len(losses) if stage is Stage.TEST else micro_batch  # as in SpeechBrain
-    if stage is Stage.VALID and isinstance(brain.checkpointer, Checkpointer):
-        brain.checkpointer.is_within_epoch = micro_batch > 0
+    if stage is Stage.VALID:
+        brain.evaluator.is_current = True
+        if isinstance(brain.checkpointer, Checkpointer):
+            brain.checkpointer.is_within_epoch = micro_batch > 0
     brain.on_stage_end(stage, mean, epoch)
     brain.step = micro_batch
     return mean

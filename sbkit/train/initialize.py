@@ -30,7 +30,7 @@ from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleFiles, Plain
 from sbkit.bundle.module_spec import SpecWriter
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint, read_description
+from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, has_checkpoint, read_description
 from sbkit.checkpoint.weights import (
     average_checkpoints,
     average_files,
@@ -41,6 +41,7 @@ from sbkit.checkpoint.weights import (
 )
 from sbkit.config.document import Document, holds_object, plain_value
 from sbkit.config.hparams import make_spec, read_spec
+from sbkit.evaluate.run_results import ends_with_start
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import text_tokens_of
 from sbkit.models.pretrained.folder import (
@@ -205,6 +206,8 @@ def _load_rows(weight: Any, tensor: Tensor, rows: list[tuple[int, int]], num_tok
 
 def read_named_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a bundle, or the tested weights of a run, by part and path."""
+    if ends_with_start(folder):  # its checkpoints are not what was tested
+        folder = folder / BUNDLE
     with parsing_errors(folder, INIT_REQUIREMENT, fix=INIT_FIX):
         if (folder / WEIGHTS_FILE).is_file():
             files = BundleFiles(folder)

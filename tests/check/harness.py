@@ -62,6 +62,7 @@ class Mutation:
 
     Attributes:
         text: replacements in the YAML; each must match exactly once.
+        tiny: options of the command line that make a model small.
         options: more options of the command line.
         recipe: replaces the recipe.
         release, run: edit a copy of the release, the run folder.
@@ -72,6 +73,7 @@ class Mutation:
     expected: tuple[Expected, ...] = ()
     yaml: str = "hparams/ctc.yaml"
     text: tuple[tuple[str, str], ...] = ()
+    tiny: Sequence[str] = TINY
     options: tuple[str, ...] = ()
     recipe: type[Recipe] = AsrRecipe
     release: Edit | None = None
@@ -95,6 +97,7 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
         run.mkdir()
         mutation.run(run)
     changes: Any = {"recipe": mutation.recipe, "yaml": yaml, "target": mutation.target}
+    changes["tiny"] = mutation.tiny
     with declared_run(workplace, run, *mutation.options, **changes) as declared:
         return check_run(declared, checks=mutation.checks).findings
 

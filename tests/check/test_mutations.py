@@ -6,10 +6,10 @@ import pytest
 
 from sbkit.check.check import CHECKS
 from tests.check.harness import Mutation, assert_found, findings_of
-from tests.check.mutations import data, model, settings
+from tests.check.mutations import data, exported, model, settings
 from tests.runs import Workplace
 
-MUTATIONS = [*data.MUTATIONS, *model.MUTATIONS, *settings.MUTATIONS]
+MUTATIONS = [*data.MUTATIONS, *exported.MUTATIONS, *model.MUTATIONS, *settings.MUTATIONS]
 SPEECHBRAIN_FBANK = (
     (
         "!new:sbkit.audio.fbank.Fbank\n    n_mels: !ref <n_mels>\n    sample_rate: "

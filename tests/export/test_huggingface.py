@@ -4,6 +4,8 @@ Only this file of tests/export imports transformers.
 """
 
 import random
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,11 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
 from sbkit.export.onnx_format import write_onnx
+from sbkit.export.parity import Case, Comparison
 from sbkit.export.sherpa_format import write_sherpa
-from sbkit.export.trace import ModelWithoutTail, trained_log_probs
+from sbkit.export.trace import WaveformModel, trained_log_probs
 from sbkit.models.pretrained.transformers_encoder import CLASSES
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
 from tests.processes import run_fresh
@@ -72,26 +74,30 @@ def folder(
     return run.parent / "bundle"
 
 
-def longer(bundle: TorchBundle, clip: Samples) -> tuple[Samples, str]:
-    """Append zeros to a clip, as users of transformers do; return it and the model's text."""
-    clip = np.append(clip, np.zeros(3200, np.int16))
-    model = ModelWithoutTail(bundle.model.network).eval()
-    batch = clip[None] / np.float32(32768), np.array([len(clip)])
-    tokens = best_tokens(trained_log_probs(model, *batch).log_probs[0], bundle.blank)
-    return clip, bundle.tokenizer.decode(tokens)
+def with_zeros(clip: Samples) -> Samples:
+    """Append zeros to a clip, as the model card tells users of transformers."""
+    return np.append(clip, np.zeros(3200, np.int16))
 
 
 @pytest.mark.slow
-def test_transformers_writes_the_same_text_and_spaces(folder: Path, clips: list[Samples]) -> None:
+def test_transformers_writes_the_same_text_and_spaces(
+    folder: Path, clips: list[Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does so if it is used as the model card says, and the bundle as by `transcribe`."""
     bundle = load_bundle(folder)
-    model = str(folder / "huggingface")
-    recognizer = transformers.pipeline("automatic-speech-recognition", model=model, device="cpu")
+    monkeypatch.chdir(tmp_path)
+    card = (folder / "huggingface/README.md").read_text()
+    code = re.findall(r"^    (.+)$", card.split("## Use")[1].split("## Data")[0], re.M)
+    names: dict[str, Any] = {"FOLDER": str(folder / "huggingface")}
+    exec("import numpy, soundfile, transformers\n" + code[0], names)
+    use = "\n".join([*code[1:-1], f"text = {code[-1]}"])
     texts = set()
-    for clip, text in (longer(bundle, clip) for clip in clips[::8]):
-        texts.add(text)
-        audio = {"raw": clip / np.float32(32768), "sampling_rate": 16_000}
-        assert recognizer(audio)["text"] == text
-    assert len(texts) > 5
+    for clip in clips[::4]:
+        soundfile.write("talk.wav", clip, 16_000)
+        exec(use, names)
+        assert [names["text"]] == bundle.transcribe([clip])
+        texts.add(names["text"])
+    assert len(texts) > 10
 
 
 @pytest.mark.slow
@@ -123,7 +129,7 @@ def test_model_cards_name_the_pretrained_encoder(folder: Path) -> None:
         assert (head["base_model"], head["library_name"]) == ("ann/tiny", library)
         assert "- pretrained encoder: ann/tiny, commit c0ffee, license: mit, SHA-256" in text
         assert "SHA-256 of its weights: ab12" in text
-        assert "append 0.2 s of zeros" in text
+        assert "append 0.2 s of zeros" in text or "the 0.2 s of zeros" in text
 
 
 @pytest.mark.slow
@@ -165,16 +171,17 @@ def test_other_encoders_are_written(model_type: str, settings: Any, tmp_path: Pa
     with pytest.raises(SbkitError, match="sherpa-onnx computes the features of a model itself"):
         write_sherpa(bundle, tmp_path)
     assert candidate.tail_samples == (0 if model_type in CLASSES else 3200)
-    assert candidate.trained_log_probs is not None
+    assert candidate.trained_log_probs is None
     audio = np.random.default_rng(0).standard_normal((2, 16_400)).astype(np.float32) / 10
     lengths = np.array([16_400, 16_160])  # an even and an odd number of windows
     audio[1, 16_160:] = 0
-    actual = candidate.log_probs(audio, lengths)
-    expected = candidate.trained_log_probs(audio, lengths)
-    np.testing.assert_array_equal(actual.lengths, expected.lengths)
-    for row, frames in enumerate(expected.lengths):
-        difference = actual.log_probs[row, :frames] - expected.log_probs[row, :frames]
-        assert np.abs(difference).max() < 1e-4
+    trained = WaveformModel(bundle.model.network).eval()
+    comparison = Comparison(candidate, bundle)
+    comparison.add(Case(audio, lengths, ""), trained_log_probs(trained, audio, lengths))
+    assert (comparison.failure, comparison.difference < 1e-4) == ("", True)
+    without = Comparison(replace(candidate, tail_samples=0), bundle)
+    without.add(Case(audio, lengths, ""), trained_log_probs(trained, audio, lengths))
+    assert ("shape" in without.failure) == (model_type not in CLASSES)
 
 
 @pytest.mark.slow
@@ -191,8 +198,8 @@ def test_whisper_is_loaded_without_sbkit(tmp_path: Path, monkeypatch: pytest.Mon
     dice = np.random.default_rng(0)
     phase = np.repeat(dice.uniform(0.05, 1.5, 28), 1600).cumsum()  # another tone each 0.1 s
     clip = (3000 * np.sin(phase[:42_300])).astype(np.int16)
-    clip, expected = longer(load_bundle(bundle), clip)
-    soundfile.write(tmp_path / "clip.wav", clip, 16_000)
+    (expected,) = load_bundle(bundle).transcribe([clip])
+    soundfile.write(tmp_path / "clip.wav", with_zeros(clip), 16_000)
     code = (
         "import sys; sys.modules['sbkit'] = None; import soundfile, transformers; "
         "recognizer = transformers.pipeline('automatic-speech-recognition', model=sys.argv[1], "

@@ -1,5 +1,6 @@
 """The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
 
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader, TensorDataset
 
 from sbkit.base.errors import SbkitError, StopRequestedError
+from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.loss import Loss
 from sbkit.train.brain import training_loss
@@ -64,6 +66,18 @@ def test_evaluation_keeps_counters_of_whole_run(tmp_path: Path) -> None:
     assert torch.equal(model.weight, saved["weight"])
 
 
+def test_untrained_model_of_a_task_is_not_evaluated(tmp_path: Path) -> None:
+    for checkpointer, text in (
+        (None, "has neither trained nor a `checkpointer`. Call `fit`"),
+        (Checkpointer(tmp_path), f"{tmp_path} has no checkpoint, so nothing can be tested yet"),
+    ):
+        brain = brain_of(LineBrain, hparams={"recipe": Task()}, checkpointer=checkpointer)
+        with pytest.raises(SbkitError, match=re.escape(text)):
+            brain.evaluate(loader(6, 3))
+    untrained: Any = brain_of(LineBrain)  # of a script, which may have loaded its weights itself
+    assert untrained.evaluate(loader(6, 3)) > 0
+
+
 def test_training_loss_after_a_validation_has_dropout() -> None:
     brain = brain_of(LineBrain, model=nn.Sequential(line(), nn.Dropout(0.5)))
     brain.modules.eval()
@@ -108,12 +122,17 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from speechbrain.utils.epoch_loop import EpochCounter
+from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.distributed.ranks import process_group
 from sbkit.train.schedule import WarmupCosine
 from tests.train.lines import LineBrain, brain_of, line, loader
 
 class Mortal(LineBrain):
+    def _fit_valid(self, valid_set, epoch, show_progress):
+        if epoch not in (3, 5):
+            super()._fit_valid(valid_set, epoch, show_progress)
+
     def evaluate_batch(self, batch, stage):
         if self.hparams.epoch_counter.current in self.hparams.dies_in:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -121,7 +140,7 @@ class Mortal(LineBrain):
 
 folder, *dies_in = sys.argv[1:]
 with process_group(torch.device("cpu")):
-    model, epochs = line(), EpochCounter(4)
+    model, epochs = line(), EpochCounter(5)
     parts = {"model": model, "epochs": epochs}
     settings = {"output_folder": folder, "epoch_counter": epochs, "dies_in": [*map(int, dies_in)]}
     settings |= {"lr": 0.3, "lr_schedule": WarmupCosine(warmup_fraction=0.1), "log_every": 1}
@@ -134,8 +153,11 @@ with process_group(torch.device("cpu")):
 
 @pytest.mark.ddp
 def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(tmp_path: Path) -> None:
-    """The rate follows the position in the run, and a validation ranks its epoch."""
-    for name, epochs in {"whole": [""], "killed": ["1", "4", ""]}.items():
+    """The rate follows the position in the run, and a validation ranks its epoch.
+
+    The recipe leaves out the validations of two epochs, of which the last is validated anyhow.
+    """
+    for name, epochs in {"whole": [""], "killed": ["1", "4", "5", ""]}.items():
         for dies_in in epochs:
             command = ["-c", MORTAL, tmp_path / name, *dies_in]
             process = processes.run(command, ranks=2)
@@ -145,6 +167,8 @@ def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(tmp_
     assert not differences(tmp_path / "killed", tmp_path / "whole")
     folders = (tmp_path / name / "checkpoints" for name in ("whole", "killed"))
     whole, killed = (Checkpointer(folder).find_checkpoints() for folder in folders)
+    validated = [record["epoch"] for record in records_of(tmp_path / "killed", "epoch")]
+    assert validated == [1, 2, 4, 5]
     times = {"unixtime": 0, FIT_SECONDS: 0}
     assert [c.meta | times for c in whole] == [c.meta | times for c in killed]
     rates = {record["learning_rate"] for record in records_of(tmp_path / "whole", "step")}

@@ -196,6 +196,7 @@ def timed_brain(folder: Path, seconds: float) -> tuple[Any, Callable[[], None], 
 def test_max_minutes_end_a_run_within_an_epoch_and_go_on_with_more(tmp_path: Path) -> None:
     """Three epochs of four steps would be twelve; the share of the run leads to the end of both."""
     brain, fit, shares = timed_brain(tmp_path / CHECKPOINTS, 6)
+    brain._fit_valid = lambda *_: None  # of a recipe; the last epoch is validated in any case
     fit()
     assert shares == pytest.approx([step / 6 for step in range(6)])
     newest = newest_checkpoint(tmp_path / CHECKPOINTS)

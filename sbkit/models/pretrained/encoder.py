@@ -93,14 +93,12 @@ class PretrainedFeatures(nn.Module):
 
     For wav2vec 2.0, HuBERT and WavLM this is the normalized audio, (B, S, 1).
 
-    measured: the samples that clips are normalized by, by default all.
-
     Attributes:
-        takes_tail: whether silence may follow a clip, because normalization leaves it out.
+        takes_tail: whether zeros follow a clip. They change the deviation of samples little, but
+            not that of the log energies that an extractor of transformers normalizes.
     """
 
     RANGES: ClassVar = CONFIG_RANGE
-    normalizes_clips = True
     body: Any
 
     def __init__(self, *, config: Config) -> None:
@@ -109,10 +107,8 @@ class PretrainedFeatures(nn.Module):
         self.body = FAMILIES[config["model_type"]].features(config)
         self.takes_tail = not isinstance(self.body, ExtractedFeatures)
 
-    def forward(
-        self, audio: Tensor, lengths: Tensor, measured: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self.body(audio / FULL_SCALE, lengths, lengths if measured is None else measured)
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.body(audio / FULL_SCALE, lengths)
 
     @property
     def subsampling(self) -> Subsampling:

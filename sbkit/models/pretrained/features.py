@@ -20,7 +20,11 @@ VARIANCE_EPS = 1e-7
 
 
 class NormalizedAudio(nn.Module):
-    """Normalize each clip, if ``do_normalize`` is true: (B, S), 2 x (B,) -> (B, S, 1), (B,).
+    """Normalize each clip, if ``do_normalize`` is true: (B, S), (B,) -> (B, S, 1), (B,).
+
+    The zeros after a clip count, because users of transformers append them before the same step.
+    In a tiny wav2vec 2.0, overfitted to 24 clips of 2 s, that changes the best token of 8 of 2,115
+    frames.
 
     Sums are in float64, because onnxruntime adds numbers one by one: in float32, the variance of
     40 s of audio was so far off that log-probabilities changed by 6e-4.
@@ -32,10 +36,10 @@ class NormalizedAudio(nn.Module):
         super().__init__()
         self.do_normalize: bool = config["do_normalize"]
 
-    def forward(self, audio: Tensor, lengths: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         x = audio.unsqueeze(-1)
         if self.do_normalize:
-            mask = length_mask(measured, x.shape[1], x.device).unsqueeze(-1)
+            mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
             count = mask.sum(1, keepdim=True).clamp(min=1)
             dtype = sum_dtype(x.device)
             mean = (x * mask).sum(1, keepdim=True, dtype=dtype) / count
@@ -48,7 +52,7 @@ class NormalizedAudio(nn.Module):
 class WhisperFeatures(nn.Module):
     """Compute log energies of centered windows, limited from below by the loudest of the clip.
 
-    (B, S) in +-1, 2 x (B,) -> (B, T, M), (B,). As in Whisper, a clip begins with its mirror image
+    (B, S) in +-1, (B,) -> (B, T, M), (B,). As in Whisper, a clip begins with its mirror image
     and is followed by silence; if it is 30 s long, by its mirror image. In evaluation on the CPU,
     spectra are computed in float64, as in `Fbank`.
     """
@@ -64,7 +68,7 @@ class WhisperFeatures(nn.Module):
         self.full_samples = 2 * config["max_source_positions"] * self.shift
         self.subsampling = Subsampling(self.shift, self.shift - 1)
 
-    def forward(self, audio: Tensor, lengths: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if audio.shape[1] < 1:  # so that there is a frame
             audio = pad(audio, (0, 1))
         is_precise = not self.training and audio.device.type == "cpu"
@@ -76,9 +80,8 @@ class WhisperFeatures(nn.Module):
         spectra = torch.fft.rfft(windows * hann_window(self.size, windows.dtype, windows.device))
         energies = torch.view_as_real(spectra).square().sum(-1).float() @ self.filters
         energies = energies.clamp(min=10**LOWEST_DECADE).log10()
-        counted = length_mask(self.subsampling.count(measured), energies.shape[1], audio.device)
-        loudest = energies.where(counted.unsqueeze(-1), LOWEST_DECADE).amax((1, 2), keepdim=True)
         mask = length_mask(frames, energies.shape[1], audio.device).unsqueeze(-1)
+        loudest = energies.where(mask, LOWEST_DECADE).amax((1, 2), keepdim=True)
         return (energies.maximum(loudest - RANGE_DECADES) + 4) / 4 * mask, frames
 
     def _extend_ends(self, audio: Tensor, lengths: Tensor) -> Tensor:

@@ -52,10 +52,7 @@ CLASSES = {  # keyed by the `model_type` of a `config.json`
 
 
 class ExtractedFeatures(nn.Module):
-    """Compute features by the extractor, on the CPU: (B, S) in +-1, 2 x (B,) -> (B, T, M), (B,).
-
-    The extractor normalizes whole clips, so ``measured`` has no effect.
-    """
+    """Compute features by the extractor, on the CPU: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -63,7 +60,7 @@ class ExtractedFeatures(nn.Module):
         make_extractor = _find_class(config, "extractor")
         self.extractor = make_extractor(**_pick(config, signature(make_extractor).parameters))
 
-    def forward(self, audio: Tensor, lengths: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_exporting():
             raise BundleError(
                 f"An encoder of type {self.model_type} cannot be written as ONNX, because "
