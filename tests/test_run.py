@@ -182,6 +182,7 @@ def test_labels_of_a_start_without_a_checkpoint_are_made_again_of_other_inputs(
             {"splits": {"train": ["train", "more"]}},
             lambda: shutil.copy(release / "test.tsv", release / "more.tsv"),
         ),
+        ({}, list),
         ({}, lambda: with_sentence(release, "A sentence of others")),
         ({"language": "de"}, list),
         ({"text": {"case": "keep"}}, list),
@@ -210,6 +211,8 @@ def test_labels_of_a_start_without_a_checkpoint_are_made_again_of_other_inputs(
             before = times_of(run)
             Run("hparams/ctc.yaml", {**base, **options, "output_folder": str(run)}).prepare()
             assert times_of(run) == before, options
+        *earlier, last = (files["labels.json"] for files in seen)
+        assert last not in earlier  # by other code
         elsewhere = shutil.copytree(
             release, tmp_path / "elsewhere"
         )  # as another process may have it

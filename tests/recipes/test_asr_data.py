@@ -4,6 +4,7 @@ import gzip
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,10 +16,12 @@ from sbkit.base.files import RUN_YAML
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
+from sbkit.lm import training
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
 from sbkit.text.normalization import language_table
 from sbkit.text.tokenizer import Tokenizer
+from tests.data.test_fresh import OTHER_NUMBERS
 from tests.decoding.spoken import char_tokenizer
 from tests.stores import Utterance, make_store
 
@@ -83,7 +86,13 @@ def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
     assert known_words(["tell the chief"], files) == {"call", "the", "office", "fill", "face"}
     assert "lm_text: 2 sentences left out" in caplog.text
     settings["columns"] = {"text": "source"}
-    assert known_words(["fill the face"], files) == {"call", "the", "office", "me"}
+    assert known_words(["tell the chief"], files) == {"call", "the", "office", "fill", "face", "me"}
+    settings["language"] = "de"  # whose text table is another one
+    known_words(["tell the chief"], files)
+    assert "language model of words" in caplog.text
+    with patch.object(training, "CODE_VERSIONS", OTHER_NUMBERS):
+        known_words(["tell the chief"], files)
+    assert "language model of words" in caplog.text
     assert known_words(["fill the face"], None) == {"fill", "the", "face"}
     assert "left out" not in caplog.text
 
