@@ -268,11 +268,15 @@ def test_moved_run_has_the_same_figures(
     for name in ("bundle", "summary.json"):
         path = Path("run", name)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    log = Path("run/train_log.jsonl")
+    lines = log.read_text("utf-8")
+    log.write_text(lines + '{"note": "moved"}\n', "utf-8")
     run = Run.open("run")
     monkeypatch.chdir("/")  # the folder is where it was when the run was opened
     scores = run.test()
     monkeypatch.chdir(tmp_path / "moved")
     assert scores["test"] == before
+    assert log.read_text("utf-8") == lines  # a repeated test replaces its records
     run.export(tmp_path / "bundle")
     clip = rows_of(Path(str(finished["data_folder"]), "test.tsv"))[0]["path"]
     with Transcriber.load(tmp_path / "bundle", device="cpu") as recognizer:
