@@ -170,7 +170,9 @@ def two_rates(parameters: Any, lr: float) -> torch.optim.SGD:
     return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": lr / 10}], lr=lr)
 
 
-@pytest.mark.parametrize("schedule", [None, WarmupCosine(warmup_fraction=0.5)], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [None, WarmupCosine(warmup_fraction=0.5)], ids=["none", "cosine"]
+)
 @pytest.mark.parametrize("make", [Checkpointer, SpeechBrainCheckpointer])
 def test_declared_rate_of_each_group_counts_also_after_a_resume(
     schedule: Any, make: Any, tmp_path: Path
