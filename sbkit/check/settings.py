@@ -52,7 +52,7 @@ from sbkit.train.setup import (
     require_own_folder,
 )
 
-COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
+COMMAND_KEYS = {"check", "recipe", "pretrained_revision"}  # read before a run has its settings
 # Keys of every run that are read only after the dry run: by a second epoch, the watch for a hang,
 # a store that is away, or the load of weights.
 LATER_KEYS = {"early_stopping", "log_every", "stall_seconds", "store_patience", "init_from_differs"}
