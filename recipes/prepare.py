@@ -107,7 +107,7 @@ def _assemble(settings: SettingValues, data: PreparedData) -> Splits:
         excluded=[row for split in splits.values() for row in split.excluded],
         out_of_range=out_of_range,
         fingerprints={
-            # The order of the training splits is that of their rows.
+            # The training splits are joined in their order.
             name: short_digest([splits[name].digest, role, index * (role == "train")])
             for role, names in roles.items()
             for index, name in enumerate(names)

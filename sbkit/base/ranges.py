@@ -123,7 +123,7 @@ VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "false": lambda value: value is False,
     "true or false, not in words": lambda value: as_flag(value) is value,
-    "text": lambda value: _are_texts([value]),  # an empty one is that of an unset variable
+    "text": lambda value: _are_texts([value]),  # an unset shell variable gives an empty one
     "one language tag": lambda value: _are_texts([value]),
     "set": bool,
     "1": lambda value: value == 1,

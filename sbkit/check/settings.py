@@ -139,11 +139,11 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     candidates = {*names_read, *spec.document.root} - spec.document.own_keys
     for key in unread_keys(spec, names_read):
         replaced = _replaced_references(spec, key)
-        values = [f"`{path}` {what} ({spec.place(*path.split('.'))})" for path, what in replaced]
+        values = [f"`{path}` {state} ({spec.place(*path.split('.'))})" for path, state in replaced]
         if replaced:
             problem = f"`{key}` has no effect, because {listed(values, separator=' and ')}"
             fix = f"Leave out `{key}`, or {listed(f'`{path}`' for path, _ in replaced)}."
-            is_fault = {what for _, what in replaced} != {_describe(spec.tree[key])}
+            is_fault = {state for _, state in replaced} != {_describe(spec.tree[key])}
         else:
             problem = f"Nothing in this run reads `{key}`, neither a reference nor code"
             fix = f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}"
@@ -156,7 +156,7 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
 
 
 def _replaced_references(spec: RunSpec, key: str) -> list[tuple[str, str]]:
-    """List the paths that referred to a key before another value of the user's, and what is there.
+    """List the paths whose reference to a key another value replaced, with the present value.
 
     A part that is taken out is listed once.
     """

@@ -312,7 +312,7 @@ def make_spec(
     recipe: type | None = None,
     target: str | None = None,
 ) -> RunSpec:
-    """Apply overrides and defaults to a YAML that was read; the arguments are those of `read_spec`.
+    """Apply overrides and defaults to a YAML that was read; `read_spec` explains the arguments.
 
     The YAML of a run folder always writes to that folder. From now on, Python also searches the
     folder of the YAML for modules.

@@ -158,8 +158,8 @@ def keep_better_start(
 ) -> TorchBundle | None:
     """Return the bundle of a run, with the weights that the run started from if they are better.
 
-    Their bundle is made like that of the trained weights, with a decoder fitted to them. It is
-    better if it has fewer errors on the validation sets, as both would be exported.
+    Their bundle is made in the same way, with a decoder fitted to them. It is better if it has
+    fewer errors on the validation sets, as both would be exported.
     """
     folder, settings = run.spec.folder, run.spec.settings
     is_measured = bool(read_json(folder / BEFORE_TRAINING))
@@ -177,7 +177,7 @@ def keep_better_start(
     logger.info("For comparison, the decoder is also fitted to the weights before training:")
     collect = partial(collect_files, folder, untrained_weights=weights)
     start_bundle = _open_or_make(start, start_brain, start_folder, collect)
-    assert start_bundle is not None  # as that of the same parts
+    assert start_bundle is not None  # the trained model has the same parts, and a bundle
     sets = run.loaders.splits.valid
     rate = best_key(bundle.task.metrics).name
     scores = [score_splits(run, brain, model, sets) for model in (start_bundle, bundle)]
@@ -205,9 +205,9 @@ def _load_start(run: PreparedRun, bundle: TorchBundle) -> PreparedRun | None:
     labels, `pretrained` a decoder of text, whose CTC head is the trained one.
     """
     settings = run.spec.settings
-    if settings.get(DIFFERS) or (found := find_start(run)) is None:
+    if settings.get(DIFFERS) or (start_options := find_start(run)) is None:
         return None
-    folder, start = found["folder"], build_again(run)
+    folder, start = start_options["folder"], build_again(run)
     if init_folders(settings):
         contents = read_bundle(folder, user_modules=user_modules_of(run.spec))
         labels, start_labels = ([*b.task.label_names(b.labels)] for b in (bundle, contents))
