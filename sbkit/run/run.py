@@ -207,9 +207,7 @@ class Run:
         Raises ExportError, with all results written, if no bundle can hold the model.
         """
         spec = self.spec
-        require_unedited_modules(spec)
-        with spec.placing_errors():
-            require_in_range(spec.settings, {**RANGES, **load_recipe(spec).ranges})
+        self._require_valid()
         with self._exclusive_run() as text_log:
             placement = choose_placement(spec)
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
@@ -374,15 +372,21 @@ class Run:
 
     def prepare(self) -> PreparedRun:
         """Prepare the data, objects and loaders once; write the labels, and nothing else."""
-        require_unedited_modules(self.spec)
+        self._require_valid()
         if self._prepared is None:
             self._prepared = prepare_run(self.spec, choose_placement(self.spec))
         return self._prepared
 
     def prepare_splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
-        require_unedited_modules(self.spec)
+        self._require_valid()
         return prepare_splits(self.spec, load_recipe(self.spec))
+
+    def _require_valid(self) -> None:
+        """Refuse edited modules, and values out of their ranges."""
+        require_unedited_modules(self.spec)
+        with self.spec.placing_errors():
+            require_in_range(self.spec.settings, {**RANGES, **load_recipe(self.spec).ranges})
 
     def make_loaders(self) -> Loaders:
         """Plan the batches of every split."""

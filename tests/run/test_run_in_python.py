@@ -399,6 +399,17 @@ def test_start_says_that_no_gpu_is_used(
         caplog.clear()
 
 
+@pytest.mark.parametrize("step", [Run.train, Run.prepare, Run.prepare_splits])
+def test_value_out_of_range_ends_each_step_before_it_begins(
+    step: Callable[[Run], object], tmp_path: Path
+) -> None:
+    """An empty shell variable as `data_folder` used to prepare the default corpus."""
+    run = Run(YAML, {"data_folder": "", "output_folder": tmp_path / "run"})
+    with pytest.raises(ConfigError, match=r"`data_folder` must be .*\(override of data_folder\)"):
+        step(run)
+    assert not (tmp_path / "run").exists()
+
+
 def test_edit_of_the_yaml_changes_neither_the_check_nor_the_run(
     workplace: Workplace, tmp_path: Path
 ) -> None:
