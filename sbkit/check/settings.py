@@ -142,7 +142,8 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
         values = [f"`{path}` {state} ({spec.place(*path.split('.'))})" for path, state in replaced]
         if replaced:
             problem = f"`{key}` has no effect, because {listed(values, separator=' and ')}"
-            fix = f"Leave out `{key}`, or {listed(f'`{path}`' for path, _ in replaced)}."
+            paths = listed(f"`{path}`" for path, _ in replaced)
+            fix = f"Leave out `{key}`, or let {paths} refer to it."
             is_fault = {state for _, state in replaced} != {_describe(spec.tree[key])}
         else:
             problem = f"Nothing in this run reads `{key}`, neither a reference nor code"
@@ -168,7 +169,7 @@ def _replaced_references(spec: RunSpec, key: str) -> list[tuple[str, str]]:
             if not isinstance(node, CommentedMap | CommentedSeq) or name not in dict(
                 children(node)
             ):
-                replaced[dotted(path[:depth])] = "is taken out"
+                replaced[dotted(path[:depth])] = "is taken out" if depth == 1 else "is not declared"
                 break
             node = node[name]
         else:

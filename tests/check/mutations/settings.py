@@ -132,7 +132,7 @@ MUTATIONS = [
             "number_of_epochs",
             "`number_of_epochs` has no effect, because `epoch_counter.limit` is 2 (override of "
             "epoch_counter.limit)",
-            "Leave out `number_of_epochs`, or `epoch_counter.limit`.",
+            "Leave out `number_of_epochs`, or let `epoch_counter.limit` refer to it.",
         ),
         error("unread", "lr", "`lr` has no effect, because `opt_class.lr` is 0.1 (", ".yaml:15)"),
         note("unread", "weight_decay", "`opt_class.weight_decay` is 0.3 (override of"),
@@ -148,6 +148,12 @@ MUTATIONS = [
             *("--epoch_counter.limit=2", "--number_of_epochs=5", "--weight_decay=0.3"),
             "--opt_class.weight_decay=0.3",
         ),
+        checks=(check_unread,),
+    ),
+    mutation(
+        "a rate that no optimizer refers to",
+        error("unread", "lr", "`lr` has no effect, because `opt_class.lr` is not declared"),
+        text=(("    lr: !ref <lr>\n", ""),),
         checks=(check_unread,),
     ),
     mutation(
