@@ -41,7 +41,7 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.hparams import load_hparams, read_spec
-from sbkit.config.overrides import NAMED_VALUES
+from sbkit.config.overrides import NAMED_VALUES, parse_overrides
 from sbkit.data.prepared import DATA_KEYS
 from sbkit.models.encoder import AUDIO_PART_KEYS
 from sbkit.run.run import Run
@@ -145,6 +145,25 @@ def test_every_key_and_argument_has_a_range_without_infinity(yaml: Path) -> None
                 assert str(error).startswith(f"`{name}` must be "), error
             else:
                 assert value not in INFINITE, key
+
+
+ADVISED = re.compile(
+    r"(?:\b[Pp]ass|\b[Ww]rite|\bor|\bsuch as) (\[.*?\]|\{.*?\}|[\w.]*\w)"
+    r"|^(\[.*?\]|[\w.]*\w)(?: \w+)? (?:is|are|suits) "
+)
+NO_VALUE = {"any", "text", "hertz"}  # words of an advice that names no value
+
+
+@pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda p: p.stem)
+def test_value_that_a_range_advises_is_in_the_range(yaml: Path) -> None:
+    num_checked = 0
+    for key, range_ in declared_ranges(yaml):
+        advice = "" if range_ is None else range_.advice
+        texts = [first or second for first, second in ADVISED.findall(advice)]
+        for value in [parse_overrides([f"--k={text}"])["k"] for text in {*texts} - NO_VALUE]:
+            assert range_ is not None and value in range_, (key, advice, value)
+            num_checked += 1
+    assert num_checked > 20
 
 
 def test_infinity_is_refused_at_its_line_unless_a_class_takes_it(tmp_path: Path) -> None:
