@@ -39,7 +39,6 @@ from sbkit.tasks.vad.task import (
     parse_spans,
     speech_of,
 )
-from sbkit.text.tokenizer import TOKENIZER_FILE
 
 
 def prepare_speech(settings: SettingValues) -> Splits:
@@ -52,8 +51,9 @@ def prepare_speech(settings: SettingValues) -> Splits:
         with exported_bundle(Path(settings["recognizer"])) as folder:
             recognizer = load_bundle(folder)
             checksums = read_checksums(folder)
-        made_from = {name: checksums[name] for name in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE)}
         recognizer.task.require_prediction("text", command="transcribe")
+        files = (CONFIG_FILE, WEIGHTS_FILE, recognizer.task.label_file)
+        made_from = {name: checksums[name] for name in filter(None, files)}
         splits = prepare_transcripts(settings)
     labeled = {n: split for n, split in splits.named().items() if SPEECH in split.column_names}
     for name, split in labeled.items():

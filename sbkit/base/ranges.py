@@ -37,7 +37,7 @@ class Constraint(Container[object]):
 
 @dataclass(frozen=True, kw_only=True)
 class Range(Constraint):
-    """Finite numbers in a range, and optionally infinity, null or a word.
+    """Finite numbers in a range, and optionally null or a word.
 
     >>> share = Range(low=0, high=1, advice="0 is none, 1 is all.")
     >>> 0.5 in share, "half" in share, str(share)
@@ -47,7 +47,6 @@ class Range(Constraint):
     low: float = -math.inf
     high: float = math.inf
     integer: bool = False
-    or_infinite: bool = False
     or_null: bool = False
     word: str | None = None  # may replace the number
 
@@ -58,7 +57,7 @@ class Range(Constraint):
             return value == self.word
         if isinstance(value, bool) or not isinstance(value, int if self.integer else int | float):
             return False
-        return self.low <= value <= self.high and (self.or_infinite or is_finite(value))
+        return self.low <= value <= self.high and is_finite(value)
 
     def __str__(self) -> str:
         alternatives = "null or " * self.or_null + (f"{self.word} or " if self.word else "")
@@ -135,9 +134,11 @@ VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
     "{}": lambda value: value == {},
     "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
     MAPPING_OF_NAMES: lambda value: (
-        isinstance(value, Mapping) and value != {} and _are_texts(value)
+        isinstance(value, Mapping) and value != {} and _are_texts(value) and is_finite(value)
     ),
-    "a mapping of texts": lambda value: isinstance(value, Mapping) and value != {},  # or of lists
+    "a mapping of texts": lambda value: (  # or of lists of them
+        isinstance(value, Mapping) and value != {} and is_finite(value)
+    ),
     "a mapping to shares above 0": lambda value: (
         VALUE_FORMS[MAPPING_OF_NAMES](value)
         and all(share in SHARE and share > 0 for share in value.values())
@@ -159,7 +160,7 @@ class ValueType(Constraint):
     advice: str = field(default="Write text in quotes.", kw_only=True)
 
     def __contains__(self, value: object) -> bool:
-        return is_finite(value) and any(_has_form(value, form) for form in self.forms)
+        return any(_has_form(value, form) for form in self.forms)
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.forms))
@@ -347,12 +348,8 @@ def as_flag(value: object) -> object:
 
 def range_error(key: str, value: object, range_: Constraint) -> str:
     """Write why a value is refused, and what to do."""
-    must_be, advice = str(range_), range_.advice_for(value)
-    if not is_finite(value):
-        must_be = "finite"
-        if range_ is ARGUMENT:
-            advice = "A class that takes infinity declares it, by a Range with `or_infinite`."
-    return f"`{key}` must be {must_be}, but is {value!r}. {advice}"
+    must_be = range_ if is_finite(value) else "finite"
+    return f"`{key}` must be {must_be}, but is {value!r}. {range_.advice_for(value)}"
 
 
 def require_in_range(

@@ -217,7 +217,7 @@ class CheckedRun:
 
         name: of one of `optimizers`, or `opt_class`.
         """
-        parents = ("optimizers", name) if name in self.spec.tree.get("optimizers", ()) else ()
+        parents = ("optimizers", name) if name in (self.spec.tree.get("optimizers") or ()) else ()
         return self.spec.source_of(*parents, "opt_class", "lr")
 
     @property

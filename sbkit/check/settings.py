@@ -1,8 +1,8 @@
 """Checks of the values, the machine and the run folder.
 
-A key has no effect if no reference names it, the dry run did not read it, and neither `LATER_KEYS`
-nor the `ranges` of the recipe have it. The dry run calls neither the hooks of a test nor those of
-later epochs.
+A key has no effect if no reference names it, the dry run did not read it, and it is none of
+`LATER_KEYS`. The `ranges` of a recipe may have further keys that its code reads later. The dry run
+calls neither the hooks of a test nor those of later epochs.
 """
 
 import math
@@ -62,7 +62,7 @@ USUAL_REFERENCES: list[tuple[Keys, str]] = [
     ((EPOCH_COUNTER, EPOCH_LIMIT), "number_of_epochs"),
 ]
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
-MIN_HIGHEST_FACTOR = 0.5  # a factor of `lr`
+MIN_HIGHEST_FACTOR = 0.5  # of the optimizer's rate
 MAX_COMPARED_STEPS = 100  # steps of two plans
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 # The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
@@ -135,15 +135,18 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     names_read = set[str]().union(
         *(k.names_read for k in (spec.settings, run.copy.spec.settings, run.copy.hparams))
     )
-    names_read |= {*run.data.recipe.ranges}
+    # What the file refers to counts through these references.
+    names_read |= {*run.data.recipe.ranges} - {name for _, name in spec.declared.references}
     candidates = {*names_read, *spec.document.root} - spec.document.own_keys
     for key in unread_keys(spec, names_read):
         replaced = _replaced_references(spec, key)
         values = [f"`{path}` {state} ({spec.place(*path.split('.'))})" for path, state in replaced]
         if replaced:
             problem = f"`{key}` has no effect, because {listed(values, separator=' and ')}"
-            paths = listed(f"`{path}`" for path, _ in replaced)
-            fix = f"Leave out `{key}`, or let {paths} refer to it."
+            fix = f"Leave out `{key}`."
+            if "is taken out" not in dict(replaced).values():
+                paths = listed(f"`{path}`" for path, _ in replaced)
+                fix = f"Leave out `{key}`, or let {paths} refer to it."
             is_fault = {state for _, state in replaced} != {_describe(spec.tree[key])}
         else:
             problem = f"Nothing in this run reads `{key}`, neither a reference nor code"

@@ -253,13 +253,13 @@ def require_resumable(
             unused = [c for c in unused if not _decides_last_epoch(c.name, now)]
         if unused:
             values_to_exceed = [f"`{key}` above {value:g}" for key, value in ends.items()]
-            fix = "train it: `train` resumes it with these values"
+            fix = "To use these values, call `train`, which resumes the run"
             if ends:
-                fix = f"raise {' and '.join(values_to_exceed)}"
+                fix = f"To train on, raise {' and '.join(values_to_exceed)}"
             raise ConfigError(
                 f"The run in {folder} is not trained further here, so a change has no effect "
-                f"({_list(unused)}). To train on, {fix}. For another decoder, report or format, "
-                f"run sbkit tune, score or export {folder} with --out NEW. For a new run, choose "
+                f"({_list(unused)}). {fix}. For another decoder, report or format, run "
+                f"sbkit tune, score or export {folder} with --out NEW. For a new run, choose "
                 "another `output_folder`."
             )
     if not changes:

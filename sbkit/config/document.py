@@ -204,8 +204,8 @@ class Document:
     root: CommentedMap
     own_keys: Set[str]  # root-level keys that the file sets to values different from its base's
     places: dict[Keys, str]  # FILE:LINE
-    references: list[tuple[Keys, str]]  # the path of each reference in a file, also of one that a
-    # later file replaces, and the root-level key that it names
+    # The path of each reference, also of a replaced one, and the root-level key that it names
+    references: list[tuple[Keys, str]]
     texts: dict[Path, str]  # the content of each file
 
     @property

@@ -57,7 +57,7 @@ class MissingSettingError(ConfigError, KeyError, AttributeError):
 
 
 class Settings(Mapping[str, Any]):
-    """The hyperparameters of a YAML by key, which cannot be changed; nor can lists within a run's.
+    """The hyperparameters of a YAML by key, which cannot be changed.
 
     `settings["lr"]` records the key as read, for `sbkit check`. So do `get`, `in` and a copy, which
     call it; `items` and `values` record nothing.
@@ -132,10 +132,10 @@ class FrozenList(_Unchangeable, list[Any]):
 
 
 def frozen(value: Any) -> Any:
-    """Copy the dictionaries and lists in a value as ones that cannot be changed."""
-    if isinstance(value, dict):
+    """Copy plain dictionaries and lists in a value as ones that cannot be changed."""
+    if type(value) is dict:  # and no object of a class derived from it
         return FrozenDict({key: frozen(item) for key, item in value.items()})
-    return FrozenList(map(frozen, value)) if isinstance(value, list) else value
+    return FrozenList(map(frozen, value)) if type(value) is list else value
 
 
 class SettingAttributes:

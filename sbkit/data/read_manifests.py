@@ -66,6 +66,7 @@ VERSION_KEYS = (  # in the information that fsspec returns about a file
     "created",
 )
 TARRED_COLUMN = "shard_id"  # in manifests of NeMo: the number of the tar with the audio
+MAX_TRIED_FILES = 10  # of a table that may be such a manifest
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # stands for a missing value in the name of a folder
 HUDI_FOLDER = ".hoodie"
 LAKE_LOG = re.compile(r"/(_delta_log/[^/]+|metadata/[^/]+\.metadata)\.json$")
@@ -223,14 +224,15 @@ def _require_untarred(
     table: Table, options: TableOptions, find_audio: Callable[[str], str | Excluded]
 ) -> None:
     """Raise DataError for a manifest of NeMo whose audio is in tars that were not unpacked."""
-    if TARRED_COLUMN not in table.rows.column_names or not len(table.rows):
+    if TARRED_COLUMN not in table.rows.column_names or ".json" not in table.file:
         return
-    name = read_text_column(table.rows, require_column(table, options, "path"))[0]
-    audio = str(find_audio(name))
-    with access_errors(audio):
-        system, path = fsspec.url_to_fs(audio)
-        if system.exists(path):
-            return
+    names = read_text_column(table.rows, require_column(table, options, "path"))[:MAX_TRIED_FILES]
+    for audio in map(str, map(find_audio, names)):
+        with access_errors(audio):
+            system, path = fsspec.url_to_fs(audio)
+            if system.exists(path):
+                return
+    name = next(iter(names), "its audio")
     raise DataError(
         f"{table.file} is a tarred manifest of NeMo: by its column `{TARRED_COLUMN}`, {name} is in "
         "a tar, but a table names files. Unpack the tars into the folder of the manifest, with "

@@ -174,6 +174,7 @@ def keep_better_start(
             shutil.rmtree(start_folder, ignore_errors=True)  # an earlier start may have left it
     with quiet():
         start_brain = make_brain(start)
+    start_brain.stopping, start_brain.watchdog = brain.stopping, brain.watchdog
     logger.info("For comparison, the decoder is also fitted to the weights before training:")
     collect = partial(collect_files, folder, untrained_weights=weights)
     start_bundle = _open_or_make(start, start_brain, start_folder, collect)

@@ -361,11 +361,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
     ) -> None:
         stopping, patience = self.stopping, getattr(self.hparams, "early_stopping", 0)
         stopping.time_limit.agree(self.optimizer_step)
+        trained_epoch: int | None = None
         for epoch in epoch_counter:
             stopping.stops_early = stops_early(self.checkpointer, patience)
             if stopping.stops_early or (self.step == 0 and stopping.time_limit.is_over):
                 break
             self._fit_train(train_set, epoch, show_progress)
+            trained_epoch = epoch
             if stopping.stops_early:
                 break
             if valid_set is not None:
@@ -375,10 +377,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
             ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
             if stopping.is_over(self.optimizer_step) or ends_debugging:
                 break
-        if (
-            valid_set is not None and not self.evaluator.is_current
-        ):  # `_fit_valid` may be a recipe's
-            evaluate_stage(self, valid_set, Stage.VALID, epoch)
+        if valid_set is None or trained_epoch is None or self.evaluator.is_current:
+            return
+        evaluate_stage(self, valid_set, Stage.VALID, trained_epoch)  # a recipe left it out
 
     def evaluate(
         self,
@@ -598,6 +599,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         )
         are_several = len(self.optimizers_dict or ()) > 1
         self.training_metrics.log_gradients(norms, self.scaler, by_optimizer=are_several)
+        self.evaluator.is_current = False
         self.optimizer_step += 1
         if self.device_type == "cpu":  # the host need not wait, and can stop at the bad step
             self._read_skipped()

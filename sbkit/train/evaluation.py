@@ -20,7 +20,7 @@ class Evaluator:
         results: by split, the results of `score`; without metrics the sum and count of each loss.
         interval: optimizer steps between two validations within an epoch; 0 for none.
         loaders: those of the last fit's validation, by split.
-        is_current: whether a validation has followed the last training.
+        is_current: whether a validation has followed the last step, or the start of the epoch.
         validated_step: the optimizer step of the last validation within an epoch.
         validations: those of the run so far, for an `lr_schedule` that follows the metric.
 

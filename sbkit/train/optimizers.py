@@ -242,7 +242,8 @@ def keep_declared_rates(optimizer: Optimizer) -> Optimizer:
     declared = [group.get("lr") for group in optimizer.param_groups]
 
     def restore(optimizer: Optimizer) -> None:
-        for group, rate in zip(optimizer.param_groups, declared, strict=True):
+        # A recipe may have added groups.
+        for group, rate in zip(optimizer.param_groups, declared, strict=False):
             if rate is None:  # the optimizer has none
                 continue
             before = group.get(DECLARED_RATE, rate)

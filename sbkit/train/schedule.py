@@ -109,8 +109,8 @@ def _adapt(declared: Any, rate: float | None, *, higher_is_better: bool) -> Sche
     is_of_torch = isinstance(kind, type) and issubclass(kind, LRScheduler)
     if not is_of_torch and type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
         return lambda position: declared(position.progress)
-    if rate is None:
-        raise TypeError("it needs the rate of the optimizer, which has no argument `lr`")
+    if not rate:
+        raise TypeError("it needs an optimizer with an argument `lr` above 0")
     if is_of_torch and not issubclass(kind, ReduceLROnPlateau):
         return _adapt_torch(declared, rate)
     if is_of_torch or isinstance(declared, NewBobScheduler | SpeechBrainPlateau):
@@ -230,7 +230,7 @@ def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
     """Set the rate of each group to its declared rate times a factor."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            # A recipe may have made its optimizers itself.
+            # A recipe may have made its optimizers itself, or added groups.
             is_kept = DECLARED_RATE in group
             rate = group[DECLARED_RATE] if is_kept else optimizer.defaults["lr"]
             group["lr"] = rate * factor

@@ -86,6 +86,7 @@ from sbkit.data.work_units import short_digest
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import Placement, device_counter_for, resolve_placement
+from sbkit.distributed.ranks import rank
 from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.encoder import PretrainedTransformer, warn_of_padding
@@ -275,7 +276,9 @@ def prepare_labels(
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
     names = [*filter(None, (recipe.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE))]
-    made_from = None if has_checkpoint(spec.folder) else digest_label_inputs(spec, splits)
+    # Rank 0 has made what the others find.
+    is_first = rank() == 0 and not has_checkpoint(spec.folder)
+    made_from = digest_label_inputs(spec, splits) if is_first else None
     record = LabelRecord.read(spec.folder)
     given_names = {LANGUAGE_MODELS_FILE}
     with TemporaryDirectory(prefix="sbkit-labels") as scratch:

@@ -317,7 +317,7 @@ def stops_early(checkpointer: Any, patience: int) -> bool:
 def find_ends(
     run_folder: Path, settings: Mapping[str, Any], max_epochs: int | None
 ) -> dict[str, float]:
-    """Return what has ended a run: its last epoch, its minutes, or early stopping.
+    """Return what has ended a run: its last epoch, step or minute, or early stopping.
 
     max_epochs: the last epoch of the run, if it has one.
     Returns keys, and the values that they must exceed for the run to train on.
@@ -329,6 +329,9 @@ def find_ends(
     meta = newest.meta
     if has_stopped_early(run_folder / CHECKPOINTS, settings.get("early_stopping", 0)):
         ends["early_stopping"] = meta[STALE_VALIDATIONS]
+    limit = settings.get("optimizer_step_limit") or 0
+    if 0 < limit <= meta.get("optimizer_step", 0):
+        ends["optimizer_step_limit"] = meta["optimizer_step"]
     if meta.get("end-of-epoch", True):
         if max_epochs is not None and meta.get("epoch", 0) >= max_epochs:
             ends[LIMIT_PATH] = meta["epoch"]

@@ -10,7 +10,7 @@ from sbkit.base.errors import BAD_INPUT, ConfigError, SbkitError
 from sbkit.base.ranges import KEYS
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import Finding
-from sbkit.check.settings import check_needs, check_run_folder
+from sbkit.check.settings import check_needs, check_run_folder, check_unread
 from sbkit.config.hparams import read_spec
 from sbkit.config.overrides import parse_overrides
 from sbkit.distributed.device import device_counter_for, resolve_placement
@@ -187,6 +187,34 @@ def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> P
 def check_resumed(workplace: Workplace, run: Path, *options: str) -> list[Finding]:
     with declared_run(workplace, run, *OPTIONS, *options) as declared:
         return check_run(declared, checks=[check_run_folder]).findings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("yaml", "options", "where"),
+    [
+        ("vad", ("--rnn.hidden_size=24", "--speech_lin.in_features=24", "--d_model=48"), "d_model"),
+        (
+            "codec",
+            (
+                *("--d_model=16", "--d_ffn=32", "--adversarial_weight=0.1"),
+                "--optimizers.discriminator.opt_class.lr=0.0001",
+                "--discriminator_lr=0.0003",
+            ),
+            "discriminator_lr",
+        ),
+    ],
+)
+def test_key_of_a_recipe_whose_references_are_replaced_is_named(
+    yaml: str, options: tuple[str, ...], where: str, workplace: Workplace, tmp_path: Path
+) -> None:
+    file = ROOT / "hparams" / f"{yaml}.yaml"
+    options = ("--device=cpu", "--batch_seconds=6", *options)
+    run = tmp_path / "run"
+    with declared_run(workplace, run, *options, recipe=None, yaml=file, tiny=()) as declared:
+        (finding,) = check_run(declared, checks=[check_unread]).findings
+        assert finding.where == f"override of {where}"
+        assert finding.problem.startswith(f"`{where}` has no effect, because `")
 
 
 @pytest.mark.slow

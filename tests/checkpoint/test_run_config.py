@@ -144,7 +144,7 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
             with pytest.raises(SbkitError, match=rf"\({key}: .* now\). To train on, {fix}. "):
                 note(**{key: 6})
             now = RunDescription(values | {key: 6}, {}, files={"a.txt": "hello"})
-            with pytest.raises(SbkitError, match="train it: `train` resumes it"):
+            with pytest.raises(SbkitError, match="call `train`, which resumes the run"):
                 require_resumable(run, now, trains=False)
 
     assert None not in [note(**{key: 6}) for key in end]  # for a test that has not ended

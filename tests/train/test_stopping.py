@@ -138,6 +138,19 @@ def test_early_stopping_ends_a_run_within_an_epoch(tmp_path: Path) -> None:
         assert find_ends(tmp_path, {"early_stopping": step}, 3) == epochs
 
 
+def test_last_steps_are_validated_though_a_validation_within_the_epoch_came_before(
+    tmp_path: Path,
+) -> None:
+    brain, fit = interrupted_brain(tmp_path / CHECKPOINTS, "", valid_interval_steps=3)
+    brain._fit_valid = lambda *_: None  # of a recipe
+    fit()
+    assert validations_in(tmp_path / CHECKPOINTS)[-1][0] == 12
+    fit()  # it trains nothing
+    assert brain.optimizer_step == 12
+    assert find_ends(tmp_path, {"optimizer_step_limit": 12}, 9) == {"optimizer_step_limit": 12}
+    assert find_ends(tmp_path, {"optimizer_step_limit": 13}, 9) == {}
+
+
 def test_a_checkpointer_of_speechbrain_cannot_validate_within_an_epoch(tmp_path: Path) -> None:
     """It would mark the checkpoint as the end of the epoch."""
     keeper = SpeechBrainCheckpointer(tmp_path)

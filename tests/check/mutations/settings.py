@@ -119,7 +119,10 @@ MUTATIONS = [
         "a setting that only a replaced part of the base read",
         error("unread", "width", "Nothing in this run reads `width`"),
         error("unread", "learning_rate", "Did you mean `lr`?"),
-        error("unread", "time_masks", "because `spec_augment` is taken out (", ":15)"),
+        error(
+            *("unread", "time_masks", "because `spec_augment` is taken out (", ":15)"),
+            "fix: Leave out `time_masks`.",
+        ),
         yaml="hparams/ctc_streaming.yaml",
         text=(("\nCNN:", "\nspec_augment: null\nwidth: 3\nlearning_rate: 1\nCNN:"),),
         options=("--time_masks=1",),
