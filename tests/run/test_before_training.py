@@ -146,7 +146,7 @@ def test_only_a_better_start_is_kept(
     bundles = {"bundle": trained, START_BUNDLE: "start"}
     for name, replacement in {
         "_load_start": lambda run, bundle: SimpleNamespace(hparams={"model": nn.Linear(1, 1)}),
-        "make_brain": lambda run: None,
+        "make_brain": lambda run: SimpleNamespace(),
         "_open_or_make": lambda run, brain, folder, collect: make(folder),
         "score_splits": lambda run, brain, bundle, sets: {
             "dev": {"CER": FIGURES[start][bundle is trained]}
@@ -167,7 +167,8 @@ def test_only_a_better_start_is_kept(
     spec = SimpleNamespace(folder=tmp_path, settings=settings)
     splits = SimpleNamespace(valid={"dev": ()})
     run: Any = SimpleNamespace(spec=spec, loaders=SimpleNamespace(splits=splits))
-    assert keep_better_start(run, None, trained) is trained
+    brain: Any = SimpleNamespace(stopping=None, watchdog=None)
+    assert keep_better_start(run, brain, trained) is trained
     assert ends_with_start(tmp_path) == (start == "better")
     assert {path.name for path in tmp_path.iterdir()} == {"bundle", BEFORE_TRAINING}
 
