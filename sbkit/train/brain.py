@@ -364,7 +364,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         trained_epoch: int | None = None
         for epoch in epoch_counter:
             stopping.stops_early = stops_early(self.checkpointer, patience)
-            if stopping.stops_early or (self.step == 0 and stopping.time_limit.is_over):
+            if stopping.stops_early or (self.step == 0 and stopping.is_over(self.optimizer_step)):
                 break
             self._fit_train(train_set, epoch, show_progress)
             trained_epoch = epoch

@@ -147,8 +147,17 @@ def test_last_steps_are_validated_though_a_validation_within_the_epoch_came_befo
     assert validations_in(tmp_path / CHECKPOINTS)[-1][0] == 12
     fit()  # it trains nothing
     assert brain.optimizer_step == 12
-    assert find_ends(tmp_path, {"optimizer_step_limit": 12}, 9) == {"optimizer_step_limit": 12}
-    assert find_ends(tmp_path, {"optimizer_step_limit": 13}, 9) == {}
+
+
+def test_run_that_its_steps_have_ended_begins_no_further_epoch(tmp_path: Path) -> None:
+    """The epoch used to have no step, a loss of NaN, and a checkpoint."""
+    for _ in range(2):
+        brain, fit = interrupted_brain(tmp_path / CHECKPOINTS, "", optimizer_step_limit=6)
+        fit()
+        newest = newest_checkpoint(tmp_path / CHECKPOINTS)
+        assert newest is not None and (newest.meta["epoch"], brain.optimizer_step) == (2, 6)
+    assert find_ends(tmp_path, {"optimizer_step_limit": 6}, 9) == {"optimizer_step_limit": 6}
+    assert find_ends(tmp_path, {"optimizer_step_limit": 7}, 9) == {}
 
 
 def test_a_checkpointer_of_speechbrain_cannot_validate_within_an_epoch(tmp_path: Path) -> None:
