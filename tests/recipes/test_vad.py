@@ -320,5 +320,7 @@ def test_detector_finds_the_same_speech_in_blocks_and_by_onnx(
         assert sbkit(["transcribe", *talk, "--vad", name, "--decoder", "greedy"]) == 0
     with pytest.raises(SbkitError, match="Use: sbkit transcribe RECOGNIZER talk.wav --vad"):
         sbkit(["encode", str(bundle), "any.wav", "--out", "any.codes"])
+    with pytest.raises(SbkitError, match="sbkit transcribe"):  # a detector labels no speech
+        prepare_speech({"sample_rate": RATE, "recognizer": str(bundle)})
     with pytest.raises(SbkitError, match="at 16000 Hz, but the recognizer's is at 8000 Hz"):
         detector.require_rate(8000)
