@@ -34,15 +34,24 @@ MAX_WINDOWS = 256
 MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 
 LEVEL_CHOICES = ("utterance", "running", "none")  # which level is removed
-# In log power. White noise of -65 dBFS (RMS) has 17, so quieter noise is not raised to the level of
-# speech. The test clips of the default corpus have 24.4 to 27.2, and at -30 dB 17.5 to 20.3.
-MIN_LEVEL = 17.0
-# In log energy, 61 dB. Anything further below the level becomes 0, like the padding: down there,
+# In log power. White noise of -72 dBFS (RMS) has 15.5, so quieter noise is not raised to the level of
+# speech. The test clips of the default corpus have 22.3 to 26.3, and at -30 dB 15.4 to 19.4.
+MIN_LEVEL = 15.5
+# In log energy, 54 dB. Anything further below the level becomes 0, like the padding: down there,
 # steps of int16 would be audible in quiet clips, but not in loud ones.
-RANGE = 14.0
-MEMORY_FRAMES = 500  # after 5 s, the weight of a frame in a running level has fallen to 1 / e
+RANGE = 12.5
+# A sound raises the level if it lasts for half of 0.6 s, so clicks, bumps and beeps do not. Every
+# fifth frame is compared: all of them would give the same level in four times the time.
+SPAN_FRAMES, SPAN_STEP = 60, 5
+MIN_SUSTAINED = SPAN_FRAMES // SPAN_STEP // 2
+PAST_FRAMES = SPAN_FRAMES - SPAN_STEP  # before a frame
+# In log power, 25 dB. The half of the spectrum that has less power in tones, chords and hum is
+# further below the other half than in speech.
+MAX_TILT = 5.75
+MEMORY_FRAMES = 200  # after 2 s, the weight of a frame in a running level has fallen to 1 / e
 LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # the weights within a block differ by up to exp(10)
 MIN_WEIGHT_SUM = 1e-9  # of all frames; digital silence has less
+LEVEL_STATE = 2 + PAST_FRAMES  # values of a running level: two sums, and the last powers
 
 
 class Fbank(nn.Module):
@@ -88,23 +97,23 @@ class Fbank(nn.Module):
         return self.remove_level(*self.log_mels(audio, lengths), measured)
 
     def forward_chunk(
-        self, audio: Tensor, lengths: Tensor, sums: Tensor
+        self, audio: Tensor, lengths: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the features of a chunk: (B, S), (B,), (B, 2) -> (B, T, M), (B,), (B, 2).
+        """Compute the features of a chunk: (B, S), (B,), state -> (B, T, M), (B,), state.
 
-        sums: the sums of the running level; zeros before the first chunk.
+        state: (B, LEVEL_STATE) of the running level; zeros before the first chunk.
         """
         features, frames = self.log_mels(audio, lengths)
-        features, sums = subtract_level(features, frames, frames, level=self.level, sums=sums)
-        return features, frames, sums
+        features, state = subtract_level(features, frames, frames, level=self.level, state=state)
+        return features, frames, state
 
     def remove_level(
         self, features: Tensor, frames: Tensor, measured: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Remove the level of whole clips as declared: (B, T, M), (B,) -> same."""
         measured = frames if measured is None or self.level == "running" else measured
-        sums = features.new_zeros(features.shape[0], 2)
-        return subtract_level(features, frames, measured, level=self.level, sums=sums)[0], frames
+        state = features.new_zeros(features.shape[0], LEVEL_STATE)
+        return subtract_level(features, frames, measured, level=self.level, state=state)[0], frames
 
     def log_mels(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; frames in the padding are zero.
@@ -154,30 +163,53 @@ class Fbank(nn.Module):
 
 
 def subtract_level(
-    features: Tensor, lengths: Tensor, measured: Tensor, *, level: str, sums: Tensor
+    features: Tensor, lengths: Tensor, measured: Tensor, *, level: str, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Subtract the level: (B, T, M), (B,) -> nonnegative log energies (B, T, M), 0 in the padding.
 
-    The level is the mean log power of the frames, each weighted by its power. Four seconds of pause
-    for each second of speech, 20 dB below it, lower it by 0.9 dB; the mean power by 6.8 dB.
+    The level is the mean of the log power that lasts, each weighted by the square of its power, so
+    that neither a click nor a long pause moves it.
 
-    sums: (B, 2) over earlier frames, for a running level; zeros before the first frame. The sums
-        after the last frame are returned.
+    state: (B, LEVEL_STATE) of a running level; zeros before the first frame. The state after the
+        last frame is returned.
     measured: the number of frames (B,) from which the level is measured.
     """
     if level == "none":
-        return features, sums
+        return features, state
     mask = length_mask(lengths, features.shape[1], features.device)
-    power = features.logsumexp(-1).to(sum_dtype(features.device)) - MIN_LEVEL  # (B, T)
-    weights = power.exp() * length_mask(measured, features.shape[1], features.device)
-    terms = torch.stack([weights * power, weights], 1)  # (B, 2, T)
+    power = _measure_power(features).to(sum_dtype(features.device))  # (B, T)
     if level == "running":
-        terms, sums = _accumulate(terms, sums)
+        past = torch.cat([state[:, 2:].to(power.dtype), power], 1)
+        spans = past.unfold(1, PAST_FRAMES + 1, 1)[..., ::SPAN_STEP]  # (B, T, 12)
+    else:
+        past = power
+        spans = _wrap(power, measured)
+    lasting = spans.topk(MIN_SUSTAINED).values[..., -1]  # (B, T)
+    weights = (2 * lasting).exp() * length_mask(measured, features.shape[1], features.device)
+    terms = torch.stack([weights * lasting, weights], 1)  # (B, 2, T)
+    if level == "running":
+        terms, sums = _accumulate(terms, state[:, :2])
+        state = torch.cat([sums, past[:, -PAST_FRAMES:].to(sums.dtype)], 1)
     else:
         terms = terms.sum(-1, keepdim=True)
     height = (terms[:, :1] / terms[:, 1:].clamp(min=MIN_WEIGHT_SUM)).clamp(min=0)  # (B, 1, T or 1)
     zero = (height.transpose(1, 2) + (MIN_LEVEL - RANGE)).to(features.dtype)
-    return (features - zero).relu() * mask.unsqueeze(-1), sums
+    return (features - zero).relu() * mask.unsqueeze(-1), state
+
+
+def _measure_power(features: Tensor) -> Tensor:
+    """Return the log power of frames above MIN_LEVEL, less that of tones: (B, T, M) -> (B, T)."""
+    low, high = (half.exp().sum(-1).log() for half in features.chunk(2, -1))
+    power = torch.logaddexp(low, high)
+    return torch.minimum(power, torch.minimum(low, high) + MAX_TILT) - MIN_LEVEL
+
+
+def _wrap(power: Tensor, measured: Tensor) -> Tensor:
+    """Return each frame and those before it, as if the clip repeated: (B, T) -> (B, T, 12)."""
+    frames = torch.arange(power.shape[1], device=power.device).unsqueeze(1)
+    index = frames - torch.arange(0, SPAN_FRAMES, SPAN_STEP, device=power.device)
+    index = index.unsqueeze(0) % measured.to(power.device)[:, None, None]  # (B, T, 12)
+    return power.gather(1, index.flatten(1)).reshape(index.shape)
 
 
 def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
