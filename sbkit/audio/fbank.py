@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +21,9 @@ from sbkit.base.messages import plural
 from sbkit.base.ranges import Range, ValueType, require_in_range
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 
-PREEMPHASIS = 0.97
+# 0.97 as float32 has it, like Kaldi: in a graph of float64, torch's exporter rounds the number to
+# float32, and quiet bins beside loud ones would differ by up to 1e-4.
+PREEMPHASIS = torch.tensor(0.97).item()
 MIN_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
 MIN_SAMPLE_RATE = 1000  # Hz; below, no mel filter is left above MIN_HZ
 HERTZ = Range(low=MIN_SAMPLE_RATE, integer=True, advice="Write hertz, such as 16000.")
@@ -31,7 +32,6 @@ EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
 # Windows that a trained model transforms at a time on the CPU. All of 30 s at once take 62 MB
 # instead of 20 and, in one thread, 1.2 times as long. Training would gain nothing from parts.
 MAX_WINDOWS = 256
-MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 
 LEVEL_CHOICES = ("utterance", "running", "none")  # which level is removed
 # In log power. White noise of -72 dBFS (RMS) has 15.5, so quieter noise is not raised to the level of
@@ -135,10 +135,6 @@ class Fbank(nn.Module):
     def _energies(self, audio: Tensor) -> Tensor:
         """Compute the energies of mel bins: (B, S) -> (B, T, M)."""
         rate = self.sample_rate
-        if audio.dtype == torch.float64:
-            products = mel_products(self.n_mels, rate)  # before tracing, which cannot build it
-            if products is not None and torch.compiler.is_exporting():
-                return products(audio)
         windows = audio.unfold(-1, window_samples(rate), shift_samples(rate))  # -> (B, T, 400)
         if audio.dtype == torch.float32 or torch.compiler.is_exporting():
             squares = self._squares(windows)
@@ -287,72 +283,3 @@ def triangles(positions: Tensor, corners: Tensor) -> Tensor:
     distances = positions.unsqueeze(1) - corners  # (F, M + 2)
     rising, falling = distances[:, :-2] / widths[:-1], -distances[:, 2:] / widths[1:]
     return torch.minimum(rising, falling).clamp(min=0.0)
-
-
-@lru_cache(maxsize=8)
-def mel_products(n_mels: int, sample_rate: int) -> "MelProducts | None":
-    """Return the transform for an exported graph; None at rates at which it would be slower."""
-    sizes = (window_samples(sample_rate), shift_samples(sample_rate), fft_samples(sample_rate))
-    return None if math.gcd(*sizes) < MIN_ROW_SAMPLES else MelProducts(n_mels, sample_rate)
-
-
-class MelProducts:
-    """Compute mel energies by matrix products, for ONNX: (B, S) of float64 -> (B, T, M).
-
-    Legend: F samples of the transform, P samples in a row, Q rows in a window, K = F / P / 2 + 1.
-
-    onnxruntime's DFT takes 1.6 ms per second of audio on one core; this takes 0.5. Window, shift
-    and F have a common divisor P (16 at 16 kHz: 400, 160, 512). So samples are split into rows of
-    P, a window is Q rows, and its transform is one over its rows and then one over its columns
-    (Cooley and Tukey 1965).
-    """
-
-    def __init__(self, n_mels: int, sample_rate: int) -> None:
-        cpu = torch.device("cpu")
-        size = fft_samples(sample_rate)
-        self._samples = window_samples(sample_rate)
-        self._shift = shift_samples(sample_rate)
-        row = self._row = math.gcd(self._samples, self._shift, size)
-        window = povey_window(sample_rate, cpu).double()
-        self._window = window[: self._samples].reshape(-1, row)  # its first value is zero
-        rows = size // row
-        ends = np.arange(rows // 2 + 1)
-        turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
-        row_parts = np.concatenate([turns.real, turns.imag])
-        self._row_transform = torch.from_numpy(row_parts)  # (2K, Q)
-        bins = ends[:, None] + rows * np.arange(row)  # (K, P), some of them twice
-        turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
-        parts = np.stack([turns, 1j * turns], 1)
-        columns = np.stack([parts.real, parts.imag], -1)  # (K, 2, P, P, 2) -> (K, 2P, 2P)
-        self._column_transform = torch.from_numpy(columns.reshape(len(ends), 2 * row, 2 * row))
-        order = np.minimum(bins, size - bins).ravel()
-        is_repeated = np.ones(order.size, bool)
-        is_repeated[np.unique(order, return_index=True)[1]] = False
-        filters = mel_filters(n_mels, sample_rate, cpu).numpy()[::2]
-        filters = np.where(is_repeated[:, None], np.float32(0), filters[order])
-        self._filters = torch.from_numpy(np.repeat(filters, 2, axis=0))  # (2KP, M)
-
-    def __call__(self, audio: Tensor) -> Tensor:
-        shift = self._shift // self._row
-        row = self._row
-        count = len(self._window)
-        frames = (audio.shape[1] - self._samples) // self._shift + 1
-        row_index = (torch.arange(count).unsqueeze(1) + torch.arange(frames) * shift).flatten()
-        padding = row - audio.shape[1] % row  # never 0, which a tracer would make a special case
-        sums = nn.functional.pad(audio, (0, padding)).reshape(audio.shape[0], -1, row).sum(-1)
-        means = sums.index_select(1, row_index).reshape(-1, count, frames).sum(1) / self._samples
-        # The first sample of a window has no previous one, but its weight is zero.
-        emphasized = audio[:, 1:] - PREEMPHASIS * audio[:, :-1]
-        emphasized = nn.functional.pad(emphasized, (1, padding))
-        rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
-        # Q before T, so that no product needs a transposition: onnxruntime before 1.26 would join
-        # them to an operation that it only has in float32.
-        windows = rows.index_select(1, row_index).reshape(-1, count, frames, row)  # (B, Q, T, P)
-        windows = windows - ((1 - PREEMPHASIS) * means)[:, None, :, None]
-        windows = (windows * self._window.unsqueeze(1)).flatten(2)
-        spectra = torch.matmul(self._row_transform, windows)  # (B, 2K, T * P)
-        spectra = spectra.reshape(-1, len(self._row_transform), frames, row)
-        spectra = torch.cat(spectra.chunk(2, 1), -1)  # (B, K, T, 2P)
-        spectra = torch.matmul(spectra, self._column_transform)  # (B, K, T, 2P)
-        squares = spectra.float().square().transpose(1, 2)  # (B, T, K, 2P)
-        return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters
