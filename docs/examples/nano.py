@@ -133,8 +133,8 @@ def measure_level(log_mels: Tensor, lengths: Tensor) -> Tensor:
     """
     low, high = (half.exp().sum(2).log() for half in log_mels.chunk(2, 2))
     power = torch.logaddexp(low, high).minimum(torch.minimum(low, high) + MAX_TILT)  # (B, T)
-    frames = torch.arange(power.shape[1]).unsqueeze(1) - torch.arange(0, SPAN, SPAN_STEP)
-    frames = frames % lengths[:, None, None]  # (B, T, 12); a clip goes on at its other end
+    frames = torch.arange(power.shape[1]).clip(min=SPAN - SPAN_STEP).unsqueeze(1)
+    frames = (frames - torch.arange(0, SPAN, SPAN_STEP)) % lengths[:, None, None]  # (B, T, 12)
     spans = (power.double() - MIN_LEVEL).gather(1, frames.flatten(1)).reshape(frames.shape)
     sustained = spans.topk(SPAN // SPAN_STEP // 2).values[..., -1]  # (B, T)
     weights = (2 * sustained).exp() * length_mask(lengths, sustained.shape[1])

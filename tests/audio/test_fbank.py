@@ -146,6 +146,53 @@ def test_padding_changes_nothing(prompts: list[Tensor], level: str) -> None:
         assert not row[count:].any()
 
 
+def sine(hertz: float, seconds: float) -> Tensor:
+    return torch.sin(torch.arange(round(seconds * SECOND)) * (2 * torch.pi * hertz / SECOND))
+
+
+SOUNDS = {  # at full scale
+    "click": torch.ones(80),
+    "bang": white_noise(0)[: SECOND // 5] / 32_768 * torch.linspace(0, -12, SECOND // 5).exp(),
+    "typing": torch.cat([torch.ones(80), torch.zeros(SECOND // 5)]).repeat(10),
+    "beep": sine(1000, 0.25),
+    "noise": white_noise(-10)[: SECOND // 5] / 32_768,
+    "tone": sine(440, 1.0),
+    "chord": sum((sine(hertz, 1.0) for hertz in (262, 330, 392)), torch.zeros(SECOND)) / 3,
+    "hum": sum((sine(50 * n, 2.0) / n for n in range(1, 8)), torch.zeros(2 * SECOND)) / 2,
+}
+
+
+@pytest.mark.parametrize("level", ["utterance", "running"])
+@pytest.mark.parametrize("name", SOUNDS)
+def test_sounds_that_are_short_or_tones_hardly_move_the_level(
+    prompts: list[Tensor], name: str, level: str
+) -> None:
+    sound, gap = 32_767 * SOUNDS[name], torch.zeros(SECOND // 3)
+    for clip in [clip for clip in prompts if len(clip) > SECOND][::6]:
+        for peak in (0, -10, -30):
+            speech = scaled(clip / clip.abs().max() * 32_767, peak)
+            for start in (0, len(sound) + len(gap)):
+                parts = [speech, gap, sound] if start == 0 else [sound, gap, speech]
+                expected = features_of(torch.cat([torch.zeros(start), speech]), level)
+                changes = features_of(torch.cat(parts), level)[: len(expected)] - expected
+                settled = start // 160 + 60 if level == "running" else start // 160
+                assert changes[settled:].abs().max() < 0.75
+
+
+@pytest.mark.parametrize("decibels", [-30, -50])
+@pytest.mark.parametrize("share", [0.02, 0.3])
+def test_noise_around_rare_speech_hardly_moves_the_level(
+    prompts: list[Tensor], share: float, decibels: float
+) -> None:
+    for clip in [clip for clip in prompts if SECOND / 2 < len(clip) < 4 * SECOND][::4]:
+        size = round(len(clip) / share)
+        noise = white_noise(0).repeat(size // SECOND + 1)[:size] / 32_768
+        noise = scaled(noise * clip.square().mean().sqrt(), decibels)
+        noisy = features_of(noise + torch.nn.functional.pad(clip, (0, size - len(clip))))
+        alone = features_of(noise[: len(clip)] + clip)
+        assert (noisy[: len(alone)] - alone).abs().max() < 0.75
+
+
 def test_pauses_hardly_change_the_level(prompts: list[Tensor]) -> None:
     for clip in prompts:
         speech = features_of(clip)
