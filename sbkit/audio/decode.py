@@ -8,9 +8,9 @@ Legend: S samples, C channels.
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
@@ -61,8 +61,6 @@ ROUNDING = 0.003  # seconds; of durations that a file declares
 # Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
 MAX_LOSSY_HOLE_SECONDS, MAX_HOLE_SECONDS = 0.5, 0.05  # seconds
 TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
-FIRST_PACKETS = 16  # always decoded, because they show the delay of the decoder
-LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is right
 
 
 class Block(NamedTuple):
@@ -85,7 +83,6 @@ class ReadOptions:
 
     downmixer: Downmixer  # reduces the file's channels to one
     block_seconds: float  # approximately
-    skip_seconds: int = 0  # where the blocks start; audio long before it is not decoded
 
 
 def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
@@ -102,7 +99,10 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
             position = file.tell()
             file.seek(0)
             blocks = reader(ReadOptions(Downmixer(0), options.block_seconds)).read()
-            downmixer.peak = max(1.0, *(other.peak for other in blocks))
+            downmixer.peak = 1.0
+            with suppress(AudioError):  # raised below, after the blocks before it
+                for other in blocks:
+                    downmixer.peak = max(downmixer.peak, other.peak)
             file.seek(position)
         if block.peak > 1:
             note = SCALED_NOTE if downmixer.peak else CUT_NOTE
@@ -169,7 +169,7 @@ class _PcmReader(_Reader):
         with soundfile.SoundFile(self.file) as sound:
             rate, channels = sound.samplerate, sound.channels
             block_frames = self.block_frames(rate, channels)
-            frames_read = sound.seek(min(self.options.skip_seconds * rate, sound.frames))
+            frames_read = 0
             while len(samples := sound.read(block_frames, np.float32, always_2d=True)):
                 frames_read += len(samples)
                 peak = check_values(self.name, samples)
@@ -209,34 +209,39 @@ class _PacketReader(_Reader):
                 decoder.options = {"err_detect": "crccheck+explode"}
             decoder.open()  # PyAV 19 crashes if it uses a decoder that could not be opened
             pending: list[AudioFrame] = []  # frames of one form
-            num_samples = block_frames = first_skipped = 0
+            num_samples = block_frames = 0
             form: tuple[int, int, str, str] | None = None  # rate, channels, layout, sample type
-            for frames, new_samples, skipped in self._decode(container, stream, decoder):
-                layout = frames[0].layout
-                new_form = (frames[0].rate, layout.nb_channels, layout.name, frames[0].format.name)
-                if new_form != form:
-                    if pending:
-                        yield self._join(pending, first_skipped, stream)
-                    form, pending, num_samples = new_form, [], 0
-                    block_frames = self.block_frames(form[0], form[1])
-                first_skipped = first_skipped if pending else skipped
-                pending += frames
-                num_samples += new_samples
-                if num_samples >= block_frames or len(pending) >= MAX_BLOCK_FRAMES:
-                    yield self._join(pending, first_skipped, stream)
-                    pending, num_samples = [], 0
+            damage: AudioError | None = None
+            try:
+                for frames in self._decode(container, stream, decoder):
+                    layout, sample_type = frames[0].layout, frames[0].format.name
+                    new_form = (frames[0].rate, layout.nb_channels, layout.name, sample_type)
+                    if new_form != form:
+                        if pending:
+                            yield self._join(pending, stream)
+                        form, pending, num_samples = new_form, [], 0
+                        block_frames = self.block_frames(form[0], form[1])
+                    pending += frames
+                    num_samples += sum([frame.samples for frame in frames])
+                    if num_samples >= block_frames or len(pending) >= MAX_BLOCK_FRAMES:
+                        yield self._join(pending, stream)
+                        pending, num_samples = [], 0
+            except AudioError as error:
+                damage = error
             if pending:
-                yield self._join(pending, first_skipped, stream)
+                yield self._join(pending, stream)
+            if damage is not None:
+                raise damage
 
-    def _join(self, frames: "list[AudioFrame]", skipped: int, stream: "AudioStream") -> Block:
-        """Make a block of frames of one form, without the ``skipped`` first samples."""
+    def _join(self, frames: "list[AudioFrame]", stream: "AudioStream") -> Block:
+        """Make a block of frames of one form."""
         layout = frames[0].layout
         planes = np.concatenate([frame.to_ndarray() for frame in frames], 1)
         is_planar = frames[0].format.is_planar
         samples = planes.T if is_planar else planes.reshape(-1, layout.nb_channels)
         type = samples.dtype
         with np.errstate(over="ignore", invalid="ignore"):  # `check_values` finds these values
-            floats = samples[skipped:].astype(np.float32, order="C")
+            floats = samples.astype(np.float32, order="C")
         if type.kind in "iu":
             floats *= np.float32(2.0 ** (1 - 8 * type.itemsize))
         if type.kind == "u":
@@ -252,8 +257,8 @@ class _PacketReader(_Reader):
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"
-    ) -> "Iterator[tuple[list[AudioFrame], int, int]]":
-        """Yield the frames of packets, the number of their samples, and of those that are skipped.
+    ) -> "Iterator[list[AudioFrame]]":
+        """Yield the frames of packets.
 
         An error in the middle of the sound is damage. At the end of the sound, the length tells
         whether the file is complete.
@@ -263,28 +268,26 @@ class _PacketReader(_Reader):
         num_errors = 0
         has_failed = False
         max_hole = MAX_LOSSY_HOLE_SECONDS if stream.codec.lossy else MAX_HOLE_SECONDS
-        packets = _PacketClock(container, stream, decoder, self.options.skip_seconds)
+        packets = _PacketClock(container, stream)
         try:
             for packet in packets:
                 try:
                     frames = _frames_of(decoder, packet)
                 except av.FFmpegError:
-                    num_errors += packets.is_sounding and not bytes(packet).startswith(TAG_PREFIXES)
+                    is_sound = not bytes(packet).startswith(TAG_PREFIXES)
+                    num_errors += is_sound and packets.seconds > 0
                     continue
                 if not frames:
                     continue
                 second = packets.seconds
-                num_samples, num_skipped = packets.place(packet, frames)
+                packets.place(packet, frames)
                 if num_errors or packets.hole > max_hole:
                     raise _damaged(self.name, second)
-                if num_skipped < num_samples:
-                    yield frames, num_samples, num_skipped
+                yield frames
         except (av.InvalidDataError, av.BlockingIOError):
             pass  # other data after the sound
         except av.FFmpegError:
             has_failed = True
-        if packets.seconds < self.options.skip_seconds:
-            return  # the skipped time is longer than the file
         seconds = packets.seconds + (packets.holes if stream.codec.lossy else 0.0)
         if container.format.name in FORMATS_WITH_FILE_DURATION:
             seconds = max(seconds, packets.file_end)
@@ -308,83 +311,45 @@ class _PacketReader(_Reader):
         return (container.duration or 0) / AV_TIME_BASE
 
 
-@dataclass(eq=False)
 class _PacketClock:
-    """Yield the packets of a stream, except any that end long before ``goal``, and count seconds.
+    """Yield the packets of a stream, and count seconds."""
 
-    The decoder lags by a constant time, which the first packets show.
-    """
-
-    container: "InputContainer"
-    stream: "AudioStream"
-    decoder: "AudioCodecContext"
-    goal: int
-
-    def __post_init__(self) -> None:
-        self._tick = float(self.stream.time_base or 0)
-        self._packet_end = 0.0  # of the latest packet
-        self._lag: float | None = None  # None until a packet is skipped
+    def __init__(self, container: "InputContainer", stream: "AudioStream") -> None:
+        self._container = container
+        self._stream = stream
+        self._tick = float(stream.time_base or 0)
         self._sound_end: float | None = None  # of the latest packet, by the file's timestamps
         self.file_end = 0.0  # of the latest packet of any stream
         self.hole = 0.0  # seconds without frames before the latest packet
         self.holes = 0.0  # the sum of all
-        self.seconds = 0.0  # the end of the sound decoded so far
-
-    @property
-    def is_sounding(self) -> bool:
-        """Whether there was sound, after the goal."""
-        return 0 < self.seconds >= self.goal
+        self.seconds = 0.0  # of the sound decoded so far
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
-        packets = self.container.demux(self.stream)
-        if self.container.format.name in FORMATS_WITH_FILE_DURATION:
-            packets = self._demux_all()
-        for packet in islice(packets, FIRST_PACKETS if self.goal else None):
-            self._packet_end += (packet.duration or 0) * self._tick
-            yield packet
-        lag = self._packet_end - self.seconds
-        # Durations are rounded unless a tick is a fraction 1 / N of a sample.
-        is_exact = (self.stream.rate * (self.stream.time_base or 0)).numerator == 1
-        is_skipping = False
-        for packet in packets:
-            self._packet_end += (packet.duration or 0) * self._tick
-            if is_exact and packet.duration and self._packet_end + LEAD_IN_SECONDS < self.goal:
-                self._lag = lag
-                self._sound_end = None
-                is_skipping = True
-                continue
-            if is_skipping:
-                self.decoder.flush_buffers()
-                is_skipping = False
-            yield packet
+        if self._container.format.name in FORMATS_WITH_FILE_DURATION:
+            return self._demux_all()
+        return self._container.demux(self._stream)
 
     def _demux_all(self) -> "Iterator[Packet[AudioStream]]":
         """Yield the packets of the stream, and note the end of each stream."""
-        for packet in self.container.demux():
+        for packet in self._container.demux():
             if packet.pts is not None and packet.time_base is not None:
                 end = float((packet.pts + (packet.duration or 0)) * packet.time_base)
                 self.file_end = max(self.file_end, end)
-            if packet.stream is self.stream:
+            if packet.stream is self._stream:
                 yield cast("Packet[AudioStream]", packet)
 
-    def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> tuple[int, int]:
-        """Place a packet in time; return how many samples it has, and how many precede the goal."""
-        num_samples = sum([frame.samples for frame in frames])
-        rate, pts = frames[0].rate, packet.pts
-        duration = num_samples / rate
-        self.hole = 0.0
+    def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> None:
+        """Place the frames of a packet in time."""
+        duration = sum([frame.samples for frame in frames]) / frames[0].rate
         start = self._sound_end
-        if pts is not None:
-            start = pts * self._tick
+        self.hole = 0.0
+        if packet.pts is not None:
+            start = packet.pts * self._tick
             if self._sound_end is not None and start > self._sound_end:
                 self.hole = start - self._sound_end
                 self.holes += self.hole
         self._sound_end = (start or 0.0) + max(duration, (packet.duration or 0) * self._tick)
-        if self._lag is not None and packet.size:
-            self.seconds = self._packet_end - self._lag - duration
-        num_early = round((self.goal - self.seconds) * rate)
         self.seconds += duration
-        return num_samples, min(max(0, num_early), num_samples)
 
 
 def _open(file: BinaryIO) -> "InputContainer":

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from glob import has_magic
 from io import IOBase
-from itertools import groupby, pairwise
+from itertools import groupby
 from numbers import Number
 from operator import attrgetter
 from pathlib import Path
@@ -58,8 +58,6 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
 END_TOLERANCE = 50_000  # microseconds that a span may exceed its file, because tools round
 BEYOND_END = "span beyond the end of its file"  # the reason of an AudioError
 MAX_CLIP_SECONDS = DAY  # 2.8 GB at 16 kHz; as much as `max_seconds` allows
-MAX_GAP = 30 * MICROSECONDS  # between spans; over a longer one, the file is opened again
-RESAMPLER_SECONDS = 1  # of a span, for the resampler
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
 MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
 NO_SIGNAL: Signal = np.empty(0, np.float32)
@@ -176,7 +174,6 @@ def stream_audio(
     block_seconds: float = READ_BLOCK_SECONDS,
     *,
     downmixer: Downmixer | None = None,
-    skip_seconds: int = 0,
 ) -> Iterator[Samples]:
     """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
 
@@ -184,7 +181,7 @@ def stream_audio(
     """
     if isinstance(audio, bytes):
         audio = io.BytesIO(audio)
-    options = ReadOptions(downmixer or Downmixer(), block_seconds, skip_seconds)
+    options = ReadOptions(downmixer or Downmixer(), block_seconds)
     blocks = resample_blocks(_blocks(audio, options), to_rate(sample_rate))
     yield from map(to_int16, blocks)
 
@@ -211,12 +208,21 @@ def _open(audio: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
 
 
 def resample_blocks(blocks: Iterable[Block], new_rate: int) -> Iterator[Signal]:
-    """Resample consecutive blocks, whose rate may change, and yield signals (S,)."""
+    """Resample consecutive blocks, whose rate may change, and yield signals (S,).
+
+    An AudioError of the blocks is raised after all the sound before it.
+    """
     for rate, group in groupby(blocks, key=attrgetter("rate")):
         resampler = Resampler(rate, new_rate)
-        for block in group:
-            yield resampler.push(block.samples)
+        damage: AudioError | None = None
+        try:
+            for block in group:
+                yield resampler.push(block.samples)
+        except AudioError as error:
+            damage = error
         yield resampler.push(NO_SIGNAL, is_last=True)
+        if damage is not None:
+            raise damage
 
 
 class Resampler:
@@ -251,34 +257,15 @@ def read_spans(
 ) -> Iterator[Samples | AudioError]:
     """Read spans of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
-    Audio far from a span is not decoded; the samples then differ by at most two steps of int16,
-    and in the random noise of AAC and AC-3 decoders. A span that cannot be read gives an error in
-    its place. A span that exceeds the file by END_TOLERANCE or less ends with the file.
+    The file is decoded once, up to the end of the last span. A span that cannot be read gives an
+    error in its place; of a file that is damaged in the middle, the spans before it are read. A
+    span that exceeds the file by END_TOLERANCE or less ends with the file.
 
     audio: the open file; by default, the file at the path of the spans.
     """
-    downmixer = downmixer or Downmixer()
-    audio = audio or Path(spans[0].path)
-    first = 0
-    for index, (span, next_span) in enumerate(pairwise(spans), 1):
-        if span.end is not None and next_span.start - span.end > MAX_GAP:
-            yield from _read_near_spans(audio, spans[first:index], sample_rate, downmixer)
-            first = index
-    yield from _read_near_spans(audio, spans[first:], sample_rate, downmixer)
-
-
-def _read_near_spans(
-    audio: Path | IOBase,
-    spans: Sequence[AudioSpan],
-    sample_rate: int,
-    downmixer: Downmixer,
-    skip_seconds: int | None = None,
-) -> Iterator[Samples | AudioError]:
     waiting = deque(spans)
     content = bytearray()  # of samples from index `first` on; grows and shrinks in place
-    if skip_seconds is None:  # whole seconds, so that samples lie at the same times as without
-        skip_seconds = max(0, spans[0].start // MICROSECONDS - RESAMPLER_SECONDS)
-    first = skip_seconds * sample_rate
+    first = 0
 
     def to_bytes(time: int) -> int:
         return 2 * (microseconds_to_samples(time, sample_rate) - first)
@@ -288,8 +275,7 @@ def _read_near_spans(
         return np.frombuffer(bytes(content[to_bytes(span.start) : end]), np.int16)
 
     try:
-        blocks = stream_audio(audio, sample_rate, downmixer=downmixer, skip_seconds=skip_seconds)
-        for block in blocks:
+        for block in stream_audio(audio or spans[0].path, sample_rate, downmixer=downmixer):
             _append(content, block, sample_rate)
             while (end := waiting[0].end) is not None and to_bytes(end) <= len(content):
                 yield cut(waiting.popleft())
@@ -299,11 +285,9 @@ def _read_near_spans(
             del content[: 2 * num_passed]
             first += num_passed
     except AudioError as error:
-        yield from [error] * len(waiting)
-        return
-    if skip_seconds and first == skip_seconds * sample_rate and not content:
-        # Read from the start, to find out how long the file is.
-        yield from _read_near_spans(audio, spans, sample_rate, downmixer, skip_seconds=0)
+        for span in waiting:  # a longer span may have kept others waiting
+            is_read = span.end is not None and to_bytes(span.end) <= len(content)
+            yield cut(span) if is_read else error
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
     for span in waiting:
