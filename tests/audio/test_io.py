@@ -323,7 +323,6 @@ def test_channels_that_cancel_each_other_out_are_noticed() -> None:
 
 @pytest.mark.parametrize("container", ["WAV", "FLAC", "MP3", "MP4", "Ogg", "AC-3"])
 def test_spans_far_into_a_file_are_slices_of_the_whole_file(tmp_path: Path, container: str) -> None:
-    """The file is hashed meanwhile, though it is only decoded up to the last span."""
     file = tmp_path / "a"
     noise = np.random.default_rng(0).normal(0, 0.1, 500_000)
     name = next(name for name in FFMPEG_FORMATS if name[0] == container)
@@ -377,6 +376,24 @@ def test_spans_before_damage_are_read(tmp_path: Path, rate: int) -> None:
             assert (
                 np.abs(clip - samples[16 * span.start // 1000 : 16 * span.end // 1000]).max() <= 1
             )
+
+
+@pytest.mark.parametrize("place", ["here", "at a URL", "in a table"])
+def test_file_is_hashed_whole_and_named_by_its_path_wherever_it_is(
+    tmp_path: Path, place: str
+) -> None:
+    file = write(tmp_path / "a.wav", tone(SAMPLE_RATE))
+    content = file.read_bytes() + b"more"
+    file.write_bytes(content)
+    path = f"file://{file}" if place == "at a URL" else str(file)
+    inner = content if place == "in a table" else None
+    if inner:
+        file.unlink()
+    (clip,) = decode_file([AudioSpan(path)], SAMPLE_RATE, "pcm", read := DecodedFile(), inner)
+    assert clip.samples == SECONDS * SAMPLE_RATE
+    assert read.digest == blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
+    (clip,) = decode_file([AudioSpan(path, channel=1)], SAMPLE_RATE, "pcm", DecodedFile(), inner)
+    assert str(clip.audio).startswith(f"{path} has no channel 1")
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 22_051, 44_100, 48_000])
