@@ -9,8 +9,10 @@ Legend: S samples, C channels.
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from io import BytesIO
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
@@ -18,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.channels import Downmixer
-from sbkit.audio.containers import AudioError, Header, cut_short, read_header
+from sbkit.audio.containers import AudioError, Header, cut_short, ends_early, read_header
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import note_once
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 SCALED_NOTE = "exceeds full scale. Such files are scaled to it, each as a whole"
 CUT_NOTE = "exceeds full scale, where live audio is cut"
+EARLY_END_NOTE = "Such files are read up to their last sample"
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
@@ -56,7 +59,6 @@ CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
 # Frames of AMR of this mode or above are 20 ms of a pause, which FFmpeg's decoders refuse.
 AMR_PAUSE_MODES = {"amrnb": 8, "amrwb": 9}
 AMR_FRAMES_PER_SECOND = 50
-LOSSY_TOLERANCE = 3 * 1152  # samples: an encoder's delay and its last, partly filled frames
 ROUNDING = 0.003  # seconds; of durations that a file declares
 # Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
 MAX_LOSSY_HOLE_SECONDS, MAX_HOLE_SECONDS = 0.5, 0.05  # seconds
@@ -83,6 +85,7 @@ class ReadOptions:
 
     downmixer: Downmixer  # reduces the file's channels to one
     block_seconds: float  # approximately
+    keep_truncated: bool = False  # whether files that end too early are read, not refused
 
 
 def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
@@ -92,13 +95,19 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         file.seek(0)
         header = read_header(file, name)
         file.seek(0)
+    for number, (start, end) in enumerate(pairwise(header.flac_bounds), 1):
+        file.seek(start)
+        part = BytesIO(file.read(end - start))
+        yield from _PacketReader(part, f"part {number} of {name}", Header(), options).read()
+    if header.flac_bounds:
+        return
     reader = partial(_PcmReader if header.is_pcm_wav else _PacketReader, file, name, header)
     downmixer = options.downmixer
     for block in reader(options).read():
         if block.peak and not downmixer.peak and file.seekable():
             position = file.tell()
             file.seek(0)
-            blocks = reader(ReadOptions(Downmixer(0), options.block_seconds)).read()
+            blocks = reader(replace(options, downmixer=Downmixer(0))).read()
             downmixer.peak = 1.0
             with suppress(AudioError):  # raised below, after the blocks before it
                 for other in blocks:
@@ -265,7 +274,7 @@ class _PacketReader(_Reader):
         """
         import av
 
-        num_errors = 0
+        num_errors = num_packets = 0
         has_failed = False
         max_hole = MAX_LOSSY_HOLE_SECONDS if stream.codec.lossy else MAX_HOLE_SECONDS
         packets = _PacketClock(container, stream)
@@ -277,6 +286,7 @@ class _PacketReader(_Reader):
                     is_sound = not bytes(packet).startswith(TAG_PREFIXES)
                     num_errors += is_sound and packets.seconds > 0
                     continue
+                num_packets += packet.size > 0
                 if not frames:
                     continue
                 second = packets.seconds
@@ -288,18 +298,31 @@ class _PacketReader(_Reader):
             pass  # other data after the sound
         except av.FFmpegError:
             has_failed = True
-        seconds = packets.seconds + (packets.holes if stream.codec.lossy else 0.0)
-        if container.format.name in FORMATS_WITH_FILE_DURATION:
-            seconds = max(seconds, packets.file_end)
-        tolerance = LOSSY_TOLERANCE / stream.rate if stream.codec.lossy else ROUNDING
         share = self.header.declared_share
         declared = self._declared_seconds(container, stream) if share else 0.0
-        if seconds + tolerance < declared or seconds + ROUNDING < seconds * share:
-            raise cut_short(self.name, max(declared, seconds * share), seconds)
-        if not seconds:
-            raise cut_short(self.name) if share > 1 else _no_samples(self.name)
+        if not packets.seconds:
+            raise cut_short(self.name) if declared or share > 1 else _no_samples(self.name)
+        seconds = packets.seconds + (packets.holes if stream.codec.lossy else 0.0)
+        # Decoders drop what an encoder adds before the sound and, to fill the last packet, after.
+        seconds = max(
+            seconds + decoder.delay / stream.rate, num_packets * decoder.frame_size / stream.rate
+        )
+        if container.format.name in FORMATS_WITH_FILE_DURATION:
+            seconds = max(seconds, packets.file_end)
+        if share > 1:
+            declared, seconds = packets.seconds * share, packets.seconds
+        if seconds + ROUNDING < declared:
+            self._check_missing(declared, seconds)
         if num_errors > 1 or has_failed:  # a truncated packet is one error
             raise _damaged(self.name, packets.seconds)
+
+    def _check_missing(self, declared: float, seconds: float) -> None:
+        """Note that the file ends early; raises AudioError if too much is missing."""
+        missing = declared - seconds
+        if ends_early(declared, missing) and not self.options.keep_truncated:
+            raise cut_short(self.name, declared, seconds)
+        note = f"note: {self.name} ends {missing:.3f} s before its declared end."
+        note_once(f"{note} {EARLY_END_NOTE}.", key=EARLY_END_NOTE, level=logging.WARNING)
 
     def _declared_seconds(self, container: "InputContainer", stream: "AudioStream") -> float:
         if self.header.mp3_frames:

@@ -29,7 +29,7 @@ import soxr
 
 from sbkit.audio import decode
 from sbkit.audio.channels import Downmixer
-from sbkit.audio.containers import AudioError
+from sbkit.audio.containers import AudioError, ends_early
 from sbkit.audio.decode import CUT_NOTE, Block, ReadOptions, Signal, check_rate, check_values
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import listed, note_once, plural
@@ -55,7 +55,6 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".weba", ".mpg", ".m2a", ".mts", ".m2ts", ".vob", ".3g2", ".3gpp", ".ogv", ".ogx", ".awb"),
     *(".wmv", ".asf", ".dsf"),
 )
-END_TOLERANCE = 50_000  # microseconds that a span may exceed its file, because tools round
 BEYOND_END = "span beyond the end of its file"  # the reason of an AudioError
 MAX_CLIP_SECONDS = DAY  # 2.8 GB at 16 kHz; as much as `max_seconds` allows
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
@@ -174,14 +173,17 @@ def stream_audio(
     block_seconds: float = READ_BLOCK_SECONDS,
     *,
     downmixer: Downmixer | None = None,
+    keep_truncated: bool = False,
 ) -> Iterator[Samples]:
     """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
 
     An open file is read from its start, and a pipe as it arrives.
+
+    keep_truncated: whether a truncated file is read to its end instead of being refused.
     """
     if isinstance(audio, bytes):
         audio = io.BytesIO(audio)
-    options = ReadOptions(downmixer or Downmixer(), block_seconds)
+    options = ReadOptions(downmixer or Downmixer(), block_seconds, keep_truncated)
     blocks = resample_blocks(_blocks(audio, options), to_rate(sample_rate))
     yield from map(to_int16, blocks)
 
@@ -259,7 +261,7 @@ def read_spans(
 
     The file is decoded once, up to the end of the last span. A span that cannot be read gives an
     error in its place; of a file that is damaged in the middle, the spans before it are read. A
-    span that exceeds the file by END_TOLERANCE or less ends with the file.
+    span that exceeds the file by a little, as `ends_early` says, ends with the file.
 
     audio: the open file; by default, the file at the path of the spans.
     """
@@ -291,7 +293,8 @@ def read_spans(
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
     for span in waiting:
-        is_inside = span.end is None or span.end <= seconds * MICROSECONDS + END_TOLERANCE
+        end = seconds if span.end is None else span.end / MICROSECONDS
+        is_inside = not ends_early(end - span.start / MICROSECONDS, missing=end - seconds)
         if is_inside and to_bytes(span.start) < len(content):
             yield cut(span)
         else:
@@ -319,7 +322,12 @@ def file_rate(path: Path | str) -> int:
 
 
 def stream_input(
-    audio: AudioLike, sample_rate: float | None, new_rate: int, downmixer: Downmixer | None = None
+    audio: AudioLike,
+    sample_rate: float | None,
+    new_rate: int,
+    downmixer: Downmixer | None = None,
+    *,
+    keep_truncated: bool = False,
 ) -> Iterator[Samples]:
     """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
 
@@ -329,7 +337,9 @@ def stream_input(
     """
     content, rate = file_or_array(audio, sample_rate)
     if rate is None:
-        yield from stream_audio(content, new_rate, downmixer=downmixer)
+        yield from stream_audio(
+            content, new_rate, downmixer=downmixer, keep_truncated=keep_truncated
+        )
         return
     downmixer = downmixer or Downmixer()
     mono = downmixer.downmix("the array", _to_channels(_to_numpy(content)), ())
