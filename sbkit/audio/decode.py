@@ -7,6 +7,7 @@ Legend: S samples, C channels.
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError, Header, cut_short, ends_early, read_header
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import note_once
+from sbkit.base.ranges import HOUR
+from sbkit.base.units import seconds_to_samples
 
 if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioStream, Packet
@@ -47,21 +50,26 @@ DEMUXERS = (
     "mpc,mpc8,mpeg,mpegts,nistsphere,nut,ogg,sox,tak,tta,voc,w64,wav,wv,xwma"
 )
 # Formats that declare a duration, by FFmpeg's names. It estimates the duration of others.
+MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
 FORMATS_WITH_DURATION = {
     *("aiff", "ape", "asf", "au", "caf", "flac", "flv", "matroska,webm", "nistsphere", "tta", "wv"),
-    "mov,mp4,m4a,3gp,3g2,mj2",
+    MP4,
 }
 FORMATS_WITH_ESTIMATE = {"mp3", "aac"}  # from the first packets
 # Formats that declare the duration of all streams, which may start before the sound or end after.
 FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
+# Formats whose packets have time stamps. FFmpeg derives those of others from what precedes them.
+FORMATS_WITH_TIME_STAMPS = {"flv", "matroska,webm", MP4, "mpeg", "mpegts", "nut", "ogg"}
 # Codecs that derive positions from the number of channels, even for microphone arrays.
 CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
 # Frames of AMR of this mode or above are 20 ms of a pause, which FFmpeg's decoders refuse.
 AMR_PAUSE_MODES = {"amrnb": 8, "amrwb": 9}
 AMR_FRAMES_PER_SECOND = 50
 ROUNDING = 0.003  # seconds; of durations that a file declares
-# Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
-MAX_LOSSY_HOLE_SECONDS, MAX_HOLE_SECONDS = 0.5, 0.05  # seconds
+# Sound may deviate from its time stamps: they are rounded, and browsers take them from a clock.
+MAX_HOLE_SECONDS, MAX_OVERLAP_SECONDS = 0.05, 1.0
+MAX_UNDECLARED_SECONDS = HOUR  # of silence at once in a file that declares no duration
+OGG_SERIAL = 14  # position of the serial number in a page
 TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
 
 
@@ -222,14 +230,17 @@ class _PacketReader(_Reader):
             form: tuple[int, int, str, str] | None = None  # rate, channels, layout, sample type
             damage: AudioError | None = None
             try:
-                for frames in self._decode(container, stream, decoder):
+                for num_silent, frames in self._decode(container, stream, decoder):
                     layout, sample_type = frames[0].layout, frames[0].format.name
                     new_form = (frames[0].rate, layout.nb_channels, layout.name, sample_type)
-                    if new_form != form:
+                    if new_form != form or num_silent:
                         if pending:
                             yield self._join(pending, stream)
                         form, pending, num_samples = new_form, [], 0
                         block_frames = self.block_frames(form[0], form[1])
+                    for start in range(0, num_silent, block_frames):
+                        size = min(block_frames, num_silent - start)
+                        yield Block(frames[0].rate, np.zeros(size, np.float32))
                     pending += frames
                     num_samples += sum([frame.samples for frame in frames])
                     if num_samples >= block_frames or len(pending) >= MAX_BLOCK_FRAMES:
@@ -266,8 +277,8 @@ class _PacketReader(_Reader):
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"
-    ) -> "Iterator[list[AudioFrame]]":
-        """Yield the frames of packets.
+    ) -> "Iterator[tuple[int, list[AudioFrame]]]":
+        """Yield the frames of packets, each with the number of silent samples before them.
 
         An error in the middle of the sound is damage. At the end of the sound, the length tells
         whether the file is complete.
@@ -276,8 +287,9 @@ class _PacketReader(_Reader):
 
         num_errors = num_packets = 0
         has_failed = False
-        max_hole = MAX_LOSSY_HOLE_SECONDS if stream.codec.lossy else MAX_HOLE_SECONDS
         packets = _PacketClock(container, stream)
+        format = container.format.name
+        page = 0  # position of the latest packet's page in an Ogg
         try:
             for packet in packets:
                 try:
@@ -289,25 +301,31 @@ class _PacketReader(_Reader):
                 num_packets += packet.size > 0
                 if not frames:
                     continue
-                second = packets.seconds
-                packets.place(packet, frames)
-                if num_errors or packets.hole > max_hole:
-                    raise _damaged(self.name, second)
-                yield frames
+                hole = packets.hole_before(frames[0])
+                is_lost = hole > 0 and format not in FORMATS_WITH_TIME_STAMPS
+                if format == "ogg" and packet.pos not in (None, page):
+                    is_lost = self._has_lost_pages(page, packet.pos)
+                    page = packet.pos
+                if num_errors or is_lost:
+                    raise _damaged(self.name, packets.seconds)
+                yield packets.place(hole, frames), frames
         except (av.InvalidDataError, av.BlockingIOError):
             pass  # other data after the sound
         except av.FFmpegError:
             has_failed = True
+        if packets.silence:
+            silence = f"no sound for {packets.silence:.1f} s by its time stamps"
+            note_once(f"note: {self.name} has {silence}. They are read as silence.")
         share = self.header.declared_share
         declared = self._declared_seconds(container, stream) if share else 0.0
         if not packets.seconds:
             raise cut_short(self.name) if declared or share > 1 else _no_samples(self.name)
-        seconds = packets.seconds + (packets.holes if stream.codec.lossy else 0.0)
         # Decoders drop what an encoder adds before the sound and, to fill the last packet, after.
         seconds = max(
-            seconds + decoder.delay / stream.rate, num_packets * decoder.frame_size / stream.rate
+            packets.seconds + decoder.delay / stream.rate,
+            packets.silence + num_packets * decoder.frame_size / stream.rate,
         )
-        if container.format.name in FORMATS_WITH_FILE_DURATION:
+        if format in FORMATS_WITH_FILE_DURATION:
             seconds = max(seconds, packets.file_end)
         if share > 1:
             declared, seconds = packets.seconds * share, packets.seconds
@@ -324,6 +342,18 @@ class _PacketReader(_Reader):
         note = f"note: {self.name} ends {missing:.3f} s before its declared end."
         note_once(f"{note} {EARLY_END_NOTE}.", key=EARLY_END_NOTE, level=logging.WARNING)
 
+    def _has_lost_pages(self, first: int, second: int) -> bool:
+        """Check whether pages of an Ogg are missing between two; FFmpeg drops damaged ones."""
+        if not first or not self.file.seekable():
+            return False
+        position = self.file.tell()
+        pages: list[tuple[bytes, int]] = []  # the serial number of the stream, and the page's
+        for start in (first, second):
+            self.file.seek(start + OGG_SERIAL)
+            pages.append((self.file.read(4), int.from_bytes(self.file.read(4), "little")))
+        self.file.seek(position)
+        return pages[0][0] == pages[1][0] and pages[1][1] > pages[0][1] + 1
+
     def _declared_seconds(self, container: "InputContainer", stream: "AudioStream") -> float:
         if self.header.mp3_frames:
             return self.header.mp3_frames * stream.codec_context.frame_size / stream.rate
@@ -335,17 +365,32 @@ class _PacketReader(_Reader):
 
 
 class _PacketClock:
-    """Yield the packets of a stream, and count seconds."""
+    """Yield the packets of a stream, and place their frames in the time of the file.
+
+    A player shows the start of the container as 0: the earliest time stamp of any stream, but in an
+    MP4 the start of its edit lists, which may delay all streams. A hole is filled if it lies in the
+    duration that the container declares. Where it declares none, a longer one than an hour is a
+    clock that was set anew. Time stamps that FFmpeg derives for lossy formats place nothing.
+    """
 
     def __init__(self, container: "InputContainer", stream: "AudioStream") -> None:
         self._container = container
         self._stream = stream
-        self._tick = float(stream.time_base or 0)
-        self._sound_end: float | None = None  # of the latest packet, by the file's timestamps
+        self._start = (container.start_time or 0) / AV_TIME_BASE  # the time stamp at 0 s
+        self._end: float | None = None  # the declared end
+        format = container.format.name
+        # Only the fragments of an MP4 without samples in its tables declare their durations.
+        is_declared = format in FORMATS_WITH_DURATION and (format != MP4 or stream.frames)
+        if is_declared and container.duration is not None:
+            self._end = container.duration / AV_TIME_BASE
+            if format == MP4 and 0 < self._start <= MAX_UNDECLARED_SECONDS:
+                self._end += self._start
+                self._start = 0.0
+        is_exact = format in FORMATS_WITH_TIME_STAMPS or stream.codec.lossless
+        self._max_hole = MAX_HOLE_SECONDS if is_exact else math.inf
         self.file_end = 0.0  # of the latest packet of any stream
-        self.hole = 0.0  # seconds without frames before the latest packet
-        self.holes = 0.0  # the sum of all
-        self.seconds = 0.0  # of the sound decoded so far
+        self.seconds = 0.0  # the end of the sound so far, with the silence in it
+        self.silence = 0.0  # its seconds
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
         if self._container.format.name in FORMATS_WITH_FILE_DURATION:
@@ -361,18 +406,30 @@ class _PacketClock:
             if packet.stream is self._stream:
                 yield cast("Packet[AudioStream]", packet)
 
-    def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> None:
-        """Place the frames of a packet in time."""
-        duration = sum([frame.samples for frame in frames]) / frames[0].rate
-        start = self._sound_end
-        self.hole = 0.0
-        if packet.pts is not None:
-            start = packet.pts * self._tick
-            if self._sound_end is not None and start > self._sound_end:
-                self.hole = start - self._sound_end
-                self.holes += self.hole
-        self._sound_end = (start or 0.0) + max(duration, (packet.duration or 0) * self._tick)
-        self.seconds += duration
+    def hole_before(self, frame: "AudioFrame") -> float:
+        """Return the seconds of silence before a frame.
+
+        After a time stamp that cannot be true, the sound continues without silence.
+        """
+        if frame.time is None:
+            return 0.0
+        start = frame.time - self._start
+        hole = start - self.seconds
+        if -MAX_OVERLAP_SECONDS <= hole <= self._max_hole:
+            return 0.0
+        is_possible = hole <= MAX_UNDECLARED_SECONDS if self._end is None else start <= self._end
+        if hole > 0 and is_possible:
+            return hole
+        self._start += hole
+        return 0.0
+
+    def place(self, hole: float, frames: "list[AudioFrame]") -> int:
+        """Place the frames of a packet after a hole, and return its number of samples."""
+        rate = frames[0].rate
+        num_silent = seconds_to_samples(hole, rate)
+        self.silence += num_silent / rate
+        self.seconds += (num_silent + sum([frame.samples for frame in frames])) / rate
+        return num_silent
 
 
 def _open(file: BinaryIO) -> "InputContainer":
