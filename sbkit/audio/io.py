@@ -293,8 +293,8 @@ def read_spans(
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
     for span in waiting:
-        end = seconds if span.end is None else span.end / MICROSECONDS
-        is_inside = not ends_early(end - span.start / MICROSECONDS, missing=end - seconds)
+        stop = seconds if span.end is None else span.end / MICROSECONDS
+        is_inside = not ends_early(stop - span.start / MICROSECONDS, missing=stop - seconds)
         if is_inside and to_bytes(span.start) < len(content):
             yield cut(span)
         else:
