@@ -193,6 +193,16 @@ def test_start_of_sound_alone_is_its_first_time_stamp() -> None:
     assert_heard(read(with_edits(content, [(day, -1), (2000, 0)])), [(0, 2)])
 
 
+def test_fragments_of_an_mp4_are_placed_although_only_the_first_is_declared() -> None:
+    pieces = [(0, 1), (6, 7)]
+    options = {"movflags": "empty_moov", "frag_duration": "500000"}
+    content = write("mp4", "aac", pieces, is_video=False, **options)
+    for file in (BytesIO(content), Pipe(content)):
+        assert_heard(read_audio(file), pieces)
+    dash = write("mp4", "aac", [(4, 5)], is_video=False, movflags="delay_moov+frag_keyframe")
+    assert_heard(read(dash), [(0, 1)])
+
+
 # ---- time stamps that are not exact, or wrong
 
 
