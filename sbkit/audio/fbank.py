@@ -48,7 +48,7 @@ PAST_FRAMES = SPAN_FRAMES - SPAN_STEP  # before a frame
 # In log power, 25 dB. The half of the spectrum that has less power in tones, chords and hum is
 # further below the other half than in speech.
 MAX_TILT = 5.75
-MEMORY_FRAMES = 200  # after 2 s, the weight of a frame in a running level has fallen to 1 / e
+MEMORY_FRAMES = 100  # after 1 s, the weight of a frame in a running level has fallen to 1 / e
 LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # the weights within a block differ by up to exp(10)
 MIN_WEIGHT_SUM = 1e-9  # of all frames; digital silence has less
 LEVEL_STATE = 2 + PAST_FRAMES  # values of a running level: two sums, and the last powers
