@@ -58,7 +58,8 @@ FORMATS_WITH_DURATION = {
 FORMATS_WITH_ESTIMATE = {"mp3", "aac"}  # from the first packets
 # Formats that declare the duration of all streams, which may start before the sound or end after.
 FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
-# Formats whose packets have time stamps. FFmpeg derives those of others from what precedes them.
+# Formats whose packets have time stamps. FFmpeg derives those of others from what precedes them,
+# but those of ASF, which declare frames that the decoders of WMA hold back.
 FORMATS_WITH_TIME_STAMPS = {"flv", "matroska,webm", MP4, "mpeg", "mpegts", "nut", "ogg"}
 # Codecs that derive positions from the number of channels, even for microphone arrays.
 CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
@@ -370,7 +371,7 @@ class _PacketClock:
     A player shows the start of the container as 0: the earliest time stamp of any stream, but in an
     MP4 the start of its edit lists, which may delay all streams. A hole is filled if it lies in the
     duration that the container declares. Where it declares none, a longer one than an hour is a
-    clock that was set anew. Time stamps that FFmpeg derives for lossy formats place nothing.
+    clock that was set anew. Time stamps of other lossy formats place nothing.
     """
 
     def __init__(self, container: "InputContainer", stream: "AudioStream") -> None:

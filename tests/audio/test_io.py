@@ -485,17 +485,21 @@ def test_spans_are_decoded_once_up_to_the_last(
 
 
 @pytest.mark.parametrize(
-    ("codec", "rate"), [("flac", 8_000), ("flac", 48_000), ("wavpack", 48_000)]
+    ("container", "codec", "rate"),
+    [("flac", "flac", 8_000), ("flac", "flac", 48_000), ("w64", "pcm_f32le", 48_000)],
 )
-def test_spans_before_damage_are_read(tmp_path: Path, codec: str, rate: int) -> None:
-    """WavPack holds floats, whose largest is looked for first."""
+def test_spans_before_damage_are_read(
+    tmp_path: Path, container: str, codec: str, rate: int
+) -> None:
+    """Of floats, the largest is looked for first."""
     file = tmp_path / "a"
     noise = np.random.default_rng(0).normal(0, 0.1, 4 * rate)
-    content = encode("wv" if codec == "wavpack" else codec, codec, noise, rate)
+    content = encode(container, codec, noise, rate)
     file.write_bytes(content)
     samples = read_audio(file)
     middle = len(content) // 2
-    file.write_bytes(content[:middle] + bytes(400) + content[middle + 400 :])
+    damaged = content[:middle] + bytes(400) + content[middle + 400 :]
+    file.write_bytes(damaged if codec == "flac" else content[:middle])
     with pytest.raises(AudioError, match="is (damaged|truncated)") as error:
         read_audio(file)
     (second,) = re.findall(r"(?:at|has) ([\d.]+) s", str(error.value))
