@@ -4,9 +4,9 @@ python -m tools.bench_levels BUNDLE [BUNDLE ...] [--data TABLE] [--clips COUNT]
     [--ways transcribed one-piece live] [--vad BUNDLE]
 
 TABLE is a table as for `sbkit score`; without it, the test clips of the default corpus are used.
-With COUNT, only so many of them are used, of all lengths. 65 clips take three minutes in one way on
-two quiet cores. Decodes greedily, and prints the character error rate in percent (errors /
-characters) of each condition, for each bundle and each way to run it:
+With COUNT, only so many of them are used, of all lengths. In one way, the 65 clips of the default
+corpus take 320 s of processor time. Decodes greedily, and prints character error rates in percent
+(errors / characters) of each condition, for each bundle and each way to run it:
 
 - transcribed: as `sbkit transcribe` does, which cuts recordings in their pauses;
 - one-piece: up to 30 s at once, as `sbkit score` does, and programs that run an exported graph;
