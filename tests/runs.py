@@ -188,7 +188,13 @@ def train_overfitted(asterisk: Path, folder: Path, *options: str) -> None:
     for split in ("dev", "test"):
         shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
     sizes = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=40")
-    plain = ("--dropout=0.0", "--speeds=[1.0]", "--pause_prob=0", "--time_masks=0")
+    plain = (
+        "--dropout=0.0",
+        "--speeds=[1.0]",
+        "--pause_prob=0",
+        "--soften_prob=0",
+        "--time_masks=0",
+    )
     more = ("--freq_masks=0", "--average_checkpoints=1", *options)
     assert workplace.train_here(folder / "run", *sizes, *plain, *more) == 0
 

@@ -20,7 +20,14 @@ NUM_STEPS, NUM_TEXTS = 20, 10
 # With a slow warm-up, three epochs are enough for the first letters.
 PEAK_RATE, WARMUP_FRACTION, NUM_EPOCHS = 0.0015, 1.0, 3
 COMMAND = (
-    *("train.py", "hparams/ctc.yaml", "--concat_prob=0", "--pause_prob=0", "--speeds=[1.0]"),
+    *(
+        "train.py",
+        "hparams/ctc.yaml",
+        "--concat_prob=0",
+        "--pause_prob=0",
+        "--soften_prob=0",
+        "--speeds=[1.0]",
+    ),
     *("--time_masks=0", "--freq_masks=0", "--dropout=0", "--average_checkpoints=1"),
     *("--word_lm_order=0", "--token_lm_order=0", "--check=False", "--log_every=1"),
     f"--lr={PEAK_RATE}",

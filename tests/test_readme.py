@@ -52,7 +52,7 @@ NOT_RUN_HERE = (
     "python -m recipes.AsteriskPrompts.corpus",
     *(
         f"python -m tools.bench_{name}"
-        for name in ("train", "gpu", "transcribe", "live", "serve", "data")
+        for name in ("train", "gpu", "transcribe", "live", "levels", "serve", "data")
     ),
     *(
         "python -m tools.stale_results",

@@ -48,7 +48,7 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     for file in USER_PARTS.glob("my_*.py"):
         shutil.copy(file, folder)
-    parts = make_yaml("parts.yaml", unused=["pause_prob", "pause_seconds"])
+    parts = make_yaml("parts.yaml", unused=["soften_prob", "pause_prob", "pause_seconds"])
     (folder / "parts.yaml").write_text(parts)
     waveforms = make_yaml("waveforms.yaml", FEATURE_PARTS, ["n_mels", "level"])
     (folder / "waveforms.yaml").write_text(waveforms)

@@ -101,8 +101,10 @@ def plan_epoch(clips: Sequence[Clip], epoch: int, seed: int = SEED) -> Iterator[
 WINDOW, SHIFT, FFT = 400, 160, 512  # samples: 25 ms every 10 ms, transformed as 32 ms
 PREEMPHASIS = 0.97
 MIN_HZ = 20.0
-MIN_LEVEL = 17.0  # of the log power of a frame; clips below it, such as noise, stay quieter
-RANGE = 14.0  # mel bins that are further below the level become 0
+MIN_LEVEL = 15.5  # of the log power of a frame; clips below it, such as noise, stay quieter
+RANGE = 12.5  # mel bins that are further below the level become 0
+SPAN, SPAN_STEP = 60, 5  # features; half of a span must have a power that counts for the level
+MAX_TILT = 5.75  # log power that a frame may have above the weaker half of its spectrum
 TAIL = SAMPLE_RATE // 5  # zeros after a clip that is transcribed: CTC writes late
 
 
@@ -125,10 +127,18 @@ def compute_features(audio: Tensor, lengths: Tensor, tail: int = 0) -> tuple[Ten
 
 
 def measure_level(log_mels: Tensor, lengths: Tensor) -> Tensor:
-    """Average the log power of features, weighted by their power: (B, T, M) -> (B, 1, 1)."""
-    above_minimum = log_mels.logsumexp(2).double() - MIN_LEVEL  # (B, T)
-    weights = above_minimum.exp() * length_mask(lengths, above_minimum.shape[1])
-    mean = (weights * above_minimum).sum(1) / weights.sum(1)
+    """Average the sustained power, weighted by its square: (B, T, M) -> (B, 1, 1).
+
+    Power is sustained if half of 0.6 s have it, so a click or a beep has no share in the level.
+    """
+    low, high = (half.exp().sum(2).log() for half in log_mels.chunk(2, 2))
+    power = torch.logaddexp(low, high).minimum(torch.minimum(low, high) + MAX_TILT)  # (B, T)
+    frames = torch.arange(power.shape[1]).clip(min=SPAN - SPAN_STEP).unsqueeze(1)
+    frames = (frames - torch.arange(0, SPAN, SPAN_STEP)) % lengths[:, None, None]  # (B, T, 12)
+    spans = (power.double() - MIN_LEVEL).gather(1, frames.flatten(1)).reshape(frames.shape)
+    sustained = spans.topk(SPAN // SPAN_STEP // 2).values[..., -1]  # (B, T)
+    weights = (2 * sustained).exp() * length_mask(lengths, sustained.shape[1])
+    mean = (weights * sustained).sum(1) / weights.sum(1)
     return (MIN_LEVEL + mean.clamp(min=0)).float()[:, None, None]
 
 

@@ -291,6 +291,37 @@ class AddNoise(_FolderAugmentation):
         return audio + gain.unsqueeze(1) * noise, lengths
 
 
+class SoftenPart(nn.Module):
+    """Make the beginning or the end of utterances softer: (B, S), (B,) -> (B, S), (B,).
+
+    A model whose features are relative to the level of the utterance does not hear the softer one
+    of two speakers, unless it has learned to: 20 dB below, a CER of 51 % became 17 %.
+
+    prob: the share of utterances with a softer part, from 20 to 80 % of their length.
+    max_db: the part is softer by up to so much.
+    """
+
+    RANGES: ClassVar = {
+        "prob": SHARE,
+        "max_db": Range(low=0, high=60, advice="20 is usual."),
+    }
+
+    def __init__(self, *, prob: float = 0.3, max_db: float = 20.0) -> None:
+        super().__init__()
+        self.prob = prob
+        self.max_db = max_db
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        draws = draw_uniform(len(lengths), 4).to(audio.device, non_blocking=True).T
+        border, decibels = 0.2 + 0.6 * draws[0], self.max_db * draws[1]
+        is_chosen, is_beginning = draws[2] < self.prob, draws[3] < 0.5
+        gain = torch.where(is_chosen, 10 ** (-decibels / 20), 1.0)
+        end = (border * lengths.to(audio.device, non_blocking=True)).unsqueeze(1)
+        is_before = torch.arange(audio.shape[1], device=audio.device) < end  # (B, S)
+        is_softer = is_before == is_beginning.unsqueeze(1)
+        return audio.float() * torch.where(is_softer, gain.unsqueeze(1), 1.0), lengths
+
+
 class AddPauses(nn.Module):
     """Put pauses with noise around utterances: (B, S), (B,) -> (B, S'), (B,).
 

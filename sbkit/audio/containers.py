@@ -2,11 +2,12 @@
 
 FFmpeg reads a truncated WAV, W64 or CAF to its end and reports the shorter duration as declared. It
 reads only the first of joined files of these formats, of AIFF and of MP4. All consist of chunks.
+Of joined FLACs it loses the frame at the seam.
 """
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from sbkit.base.errors import DataError
@@ -16,7 +17,9 @@ EXTENSIBLE_TAG = 0xFFFE  # of WAV: the tag stands in another field
 STREAMED_BYTES = 2_000_000_000  # programs that write into a pipe declare this size or more
 MAX_EXCESS_BYTES = 64  # some programs count the header as audio
 UNKNOWN_32_BITS = 0xFFFFFFFF  # of RF64: the size stands in the chunk ds64
-MIN_SHOWN_DIFFERENCE = 0.1  # seconds; with one decimal, smaller ones would not be seen
+# So many seconds may be missing at the end of a file or a span, or such a share of those that it
+# declares, up to the last number of seconds: recorders and tables round.
+MISSING_SECONDS, MISSING_SHARE, MAX_MISSING_SECONDS = 0.1, 0.01, 1.0
 MAX_CHUNKS = 100_000  # fragments of one second in an MP4 of half a day
 ID3_HEADER_BYTES = 10
 MAX_FRAME_BYTES = 2881  # of MPEG audio
@@ -27,6 +30,11 @@ _LENGTH_TAG = re.compile(
     rb"(?:(?:Xing|Info)\0\0\0[^\0\2\4\6\x08\n\x0c\x0e]|VBRI.{10})(....)",
     re.DOTALL,
 )
+_FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")  # its marker, and the header of its first block
+FLAC_START_BYTES = 8
+FLAC_FRAMES = (b"\xff\xf8", b"\xff\xf9")  # the start of each frame
+MAX_FLAC_BLOCKS = 32  # before the frames: tags, pictures, padding
+SCANNED_BYTES = 1 << 20  # at a time
 _SAMPLE_COUNT = re.compile(rb"stsz.{8}(.{4})|trun.{4}(.{4})", re.DOTALL)  # in tables of an MP4
 
 
@@ -45,9 +53,14 @@ def cut_short(name: str, declared: float = 0.0, seconds: float = 0.0) -> AudioEr
     """Return the error of a file that ends early, with its lengths in seconds if they are known."""
     fault = "is truncated or damaged"
     if declared:
-        digits = 1 if declared - seconds >= MIN_SHOWN_DIFFERENCE else 3
-        fault = f"is truncated: it declares {declared:.{digits}f} s, has {seconds:.{digits}f} s"
+        fault = f"is truncated: it declares {declared:.1f} s, has {seconds:.1f} s"
     return AudioError("cut short or damaged", f"{name} {fault}.")
+
+
+def ends_early(declared: float, missing: float) -> bool:
+    """Check whether too many seconds are missing of those that a file or a span declares."""
+    limit = max(MISSING_SECONDS, min(MISSING_SHARE * declared, MAX_MISSING_SECONDS))
+    return round(missing - limit, 6) > 0  # microseconds: at the limit, floats differ
 
 
 class ChunkFormat(NamedTuple):
@@ -83,6 +96,7 @@ class Header(NamedTuple):
     declared_share: float = 1.0
     is_chunked: bool = False  # one of CHUNK_FORMATS
     mp3_frames: int = 0  # the length that an MP3 declares, 0 if it declares none
+    flac_bounds: Sequence[int] = ()  # the starts of FLACs that were joined, and their end
 
 
 def read_header(file: BinaryIO, name: str) -> Header:
@@ -98,8 +112,46 @@ def read_header(file: BinaryIO, name: str) -> Header:
         size = sum(byte << shift for byte, shift in zip(start[6:10], (21, 14, 7, 0), strict=False))
         file.seek(ID3_HEADER_BYTES + size)
         start = file.read(MAX_FRAME_BYTES)
+    if start.startswith(b"fLaC"):
+        return Header(flac_bounds=_flac_bounds(file))
     tag = _LENGTH_TAG.search(start)
     return Header(mp3_frames=int.from_bytes(tag[1], "big") if tag else 0)
+
+
+def _flac_bounds(file: BinaryIO) -> Sequence[int]:
+    """Return the starts of the FLACs that a file was joined of, and its end; [] if it has one."""
+    starts: list[int] = []
+    frames = 0  # where the frames of the latest FLAC begin
+    content = b""
+    file_bytes = file.seek(0)
+    while block := file.read(SCANNED_BYTES):
+        content = content[1 - FLAC_START_BYTES :] + block  # a start may lie across two blocks
+        file_bytes += len(block)
+        for match in _FLAC_START.finditer(content):
+            start = file_bytes - len(content) + match.start()
+            if start >= frames and (first_frame := _first_flac_frame(file, start)):
+                starts.append(start)
+                frames = first_frame
+        file.seek(file_bytes)
+    return [*starts, file_bytes] if len(starts) > 1 else []
+
+
+def _first_flac_frame(file: BinaryIO, start: int) -> int:
+    """Return the position of the first frame of the FLAC at ``start``, 0 if none starts there.
+
+    The bytes of its marker may also occur within a frame or a picture.
+    """
+    position = start + len(b"fLaC")
+    for _ in range(MAX_FLAC_BLOCKS):
+        file.seek(position)
+        header = file.read(4)
+        if not header:
+            break
+        position += len(header) + int.from_bytes(header[1:], "big")
+        if header >= b"\x80":  # the last block
+            file.seek(position)
+            return position if file.read(2) in FLAC_FRAMES else 0
+    return 0
 
 
 def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: bytes) -> Header:
@@ -124,14 +176,17 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
             is_pcm_wav &= not is_sound_found
             is_sound_found = True
             size = long_size if long_size and size == UNKNOWN_32_BITS else size
+            if id == MP4_AUDIO and size > present:
+                return Header(is_chunked=True)  # FFmpeg knows how long it should be
             is_streamed = size == 0 or present < size >= STREAMED_BYTES
-            if is_streamed or size > present + MAX_EXCESS_BYTES:
+            if not is_mp4 and (is_streamed or size > present + MAX_EXCESS_BYTES):
                 share = 0.0 if is_streamed else size / max(present, 1)
                 return Header(declared_share=share, is_chunked=True)
             if id != MP4_AUDIO and is_mp4:
                 counts = (match[1] or match[2] for match in _SAMPLE_COUNT.finditer(file.read(size)))
                 num_samples += sum(int.from_bytes(count, "big") for count in counts)
-        if (size > present and (is_mp4 or not is_sound_found)) or num_samples > file_bytes:
+        is_needed = not is_sound_found or (is_mp4 and id in chunk_format.audio)
+        if (size > present and is_needed) or num_samples > file_bytes:
             raise cut_short(name)  # FFmpeg would allocate what is declared: 24 bytes a sample
     return Header(is_pcm_wav, is_chunked=True)
 

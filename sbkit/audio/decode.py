@@ -7,10 +7,13 @@ Legend: S samples, C channels.
 """
 
 import logging
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from io import BytesIO
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
@@ -18,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.channels import Downmixer
-from sbkit.audio.containers import AudioError, Header, cut_short, read_header
+from sbkit.audio.containers import AudioError, Header, cut_short, ends_early, read_header
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import note_once
+from sbkit.base.ranges import HOUR
+from sbkit.base.units import seconds_to_samples
 
 if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioStream, Packet
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 SCALED_NOTE = "exceeds full scale. Such files are scaled to it, each as a whole"
 CUT_NOTE = "exceeds full scale, where live audio is cut"
+EARLY_END_NOTE = "Such files are read up to their last sample"
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
@@ -44,25 +50,28 @@ DEMUXERS = (
     "mpc,mpc8,mpeg,mpegts,nistsphere,nut,ogg,sox,tak,tta,voc,w64,wav,wv,xwma"
 )
 # Formats that declare a duration, by FFmpeg's names. It estimates the duration of others.
+MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
 FORMATS_WITH_DURATION = {
     *("aiff", "ape", "asf", "au", "caf", "flac", "flv", "matroska,webm", "nistsphere", "tta", "wv"),
-    "mov,mp4,m4a,3gp,3g2,mj2",
+    MP4,
 }
 FORMATS_WITH_ESTIMATE = {"mp3", "aac"}  # from the first packets
 # Formats that declare the duration of all streams, which may start before the sound or end after.
 FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
+# Formats whose packets have time stamps. FFmpeg derives those of others from what precedes them,
+# but those of ASF, which declare frames that the decoders of WMA hold back.
+FORMATS_WITH_TIME_STAMPS = {"flv", "matroska,webm", MP4, "mpeg", "mpegts", "nut", "ogg"}
 # Codecs that derive positions from the number of channels, even for microphone arrays.
 CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
 # Frames of AMR of this mode or above are 20 ms of a pause, which FFmpeg's decoders refuse.
 AMR_PAUSE_MODES = {"amrnb": 8, "amrwb": 9}
 AMR_FRAMES_PER_SECOND = 50
-LOSSY_TOLERANCE = 3 * 1152  # samples: an encoder's delay and its last, partly filled frames
 ROUNDING = 0.003  # seconds; of durations that a file declares
-# Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
-MAX_LOSSY_HOLE_SECONDS, MAX_HOLE_SECONDS = 0.5, 0.05  # seconds
+# Sound may deviate from its time stamps: they are rounded, and browsers take them from a clock.
+MAX_HOLE_SECONDS, MAX_OVERLAP_SECONDS = 0.05, 1.0
+MAX_UNDECLARED_SECONDS = HOUR  # of silence at once in a file that declares no duration
+OGG_SERIAL = 14  # position of the serial number in a page
 TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
-FIRST_PACKETS = 16  # always decoded, because they show the delay of the decoder
-LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is right
 
 
 class Block(NamedTuple):
@@ -85,7 +94,7 @@ class ReadOptions:
 
     downmixer: Downmixer  # reduces the file's channels to one
     block_seconds: float  # approximately
-    skip_seconds: int = 0  # where the blocks start; audio long before it is not decoded
+    keep_truncated: bool = False  # whether files that end too early are read, not refused
 
 
 def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
@@ -95,14 +104,23 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         file.seek(0)
         header = read_header(file, name)
         file.seek(0)
+    for number, (start, end) in enumerate(pairwise(header.flac_bounds), 1):
+        file.seek(start)
+        part = BytesIO(file.read(end - start))
+        yield from _PacketReader(part, f"part {number} of {name}", Header(), options).read()
+    if header.flac_bounds:
+        return
     reader = partial(_PcmReader if header.is_pcm_wav else _PacketReader, file, name, header)
     downmixer = options.downmixer
     for block in reader(options).read():
         if block.peak and not downmixer.peak and file.seekable():
             position = file.tell()
             file.seek(0)
-            blocks = reader(ReadOptions(Downmixer(0), options.block_seconds)).read()
-            downmixer.peak = max(1.0, *(other.peak for other in blocks))
+            blocks = reader(replace(options, downmixer=Downmixer(0))).read()
+            downmixer.peak = 1.0
+            with suppress(AudioError):  # raised below, after the blocks before it
+                for other in blocks:
+                    downmixer.peak = max(downmixer.peak, other.peak)
             file.seek(position)
         if block.peak > 1:
             note = SCALED_NOTE if downmixer.peak else CUT_NOTE
@@ -169,7 +187,7 @@ class _PcmReader(_Reader):
         with soundfile.SoundFile(self.file) as sound:
             rate, channels = sound.samplerate, sound.channels
             block_frames = self.block_frames(rate, channels)
-            frames_read = sound.seek(min(self.options.skip_seconds * rate, sound.frames))
+            frames_read = 0
             while len(samples := sound.read(block_frames, np.float32, always_2d=True)):
                 frames_read += len(samples)
                 peak = check_values(self.name, samples)
@@ -209,34 +227,42 @@ class _PacketReader(_Reader):
                 decoder.options = {"err_detect": "crccheck+explode"}
             decoder.open()  # PyAV 19 crashes if it uses a decoder that could not be opened
             pending: list[AudioFrame] = []  # frames of one form
-            num_samples = block_frames = first_skipped = 0
+            num_samples = block_frames = 0
             form: tuple[int, int, str, str] | None = None  # rate, channels, layout, sample type
-            for frames, new_samples, skipped in self._decode(container, stream, decoder):
-                layout = frames[0].layout
-                new_form = (frames[0].rate, layout.nb_channels, layout.name, frames[0].format.name)
-                if new_form != form:
-                    if pending:
-                        yield self._join(pending, first_skipped, stream)
-                    form, pending, num_samples = new_form, [], 0
-                    block_frames = self.block_frames(form[0], form[1])
-                first_skipped = first_skipped if pending else skipped
-                pending += frames
-                num_samples += new_samples
-                if num_samples >= block_frames or len(pending) >= MAX_BLOCK_FRAMES:
-                    yield self._join(pending, first_skipped, stream)
-                    pending, num_samples = [], 0
+            damage: AudioError | None = None
+            try:
+                for num_silent, frames in self._decode(container, stream, decoder):
+                    layout, sample_type = frames[0].layout, frames[0].format.name
+                    new_form = (frames[0].rate, layout.nb_channels, layout.name, sample_type)
+                    if new_form != form or num_silent:
+                        if pending:
+                            yield self._join(pending, stream)
+                        form, pending, num_samples = new_form, [], 0
+                        block_frames = self.block_frames(form[0], form[1])
+                    for start in range(0, num_silent, block_frames):
+                        size = min(block_frames, num_silent - start)
+                        yield Block(frames[0].rate, np.zeros(size, np.float32))
+                    pending += frames
+                    num_samples += sum([frame.samples for frame in frames])
+                    if num_samples >= block_frames or len(pending) >= MAX_BLOCK_FRAMES:
+                        yield self._join(pending, stream)
+                        pending, num_samples = [], 0
+            except AudioError as error:
+                damage = error
             if pending:
-                yield self._join(pending, first_skipped, stream)
+                yield self._join(pending, stream)
+            if damage is not None:
+                raise damage
 
-    def _join(self, frames: "list[AudioFrame]", skipped: int, stream: "AudioStream") -> Block:
-        """Make a block of frames of one form, without the ``skipped`` first samples."""
+    def _join(self, frames: "list[AudioFrame]", stream: "AudioStream") -> Block:
+        """Make a block of frames of one form."""
         layout = frames[0].layout
         planes = np.concatenate([frame.to_ndarray() for frame in frames], 1)
         is_planar = frames[0].format.is_planar
         samples = planes.T if is_planar else planes.reshape(-1, layout.nb_channels)
         type = samples.dtype
         with np.errstate(over="ignore", invalid="ignore"):  # `check_values` finds these values
-            floats = samples[skipped:].astype(np.float32, order="C")
+            floats = samples.astype(np.float32, order="C")
         if type.kind in "iu":
             floats *= np.float32(2.0 ** (1 - 8 * type.itemsize))
         if type.kind == "u":
@@ -252,51 +278,82 @@ class _PacketReader(_Reader):
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"
-    ) -> "Iterator[tuple[list[AudioFrame], int, int]]":
-        """Yield the frames of packets, the number of their samples, and of those that are skipped.
+    ) -> "Iterator[tuple[int, list[AudioFrame]]]":
+        """Yield the frames of packets, each with the number of silent samples before them.
 
         An error in the middle of the sound is damage. At the end of the sound, the length tells
         whether the file is complete.
         """
         import av
 
-        num_errors = 0
+        num_errors = num_packets = 0
         has_failed = False
-        max_hole = MAX_LOSSY_HOLE_SECONDS if stream.codec.lossy else MAX_HOLE_SECONDS
-        packets = _PacketClock(container, stream, decoder, self.options.skip_seconds)
+        packets = _PacketClock(container, stream)
+        format = container.format.name
+        page = 0  # position of the latest packet's page in an Ogg
         try:
             for packet in packets:
                 try:
                     frames = _frames_of(decoder, packet)
                 except av.FFmpegError:
-                    num_errors += packets.is_sounding and not bytes(packet).startswith(TAG_PREFIXES)
+                    is_sound = not bytes(packet).startswith(TAG_PREFIXES)
+                    num_errors += is_sound and packets.seconds > 0
                     continue
+                num_packets += packet.size > 0
                 if not frames:
                     continue
-                second = packets.seconds
-                num_samples, num_skipped = packets.place(packet, frames)
-                if num_errors or packets.hole > max_hole:
-                    raise _damaged(self.name, second)
-                if num_skipped < num_samples:
-                    yield frames, num_samples, num_skipped
+                hole = packets.hole_before(frames[0])
+                is_lost = hole > 0 and format not in FORMATS_WITH_TIME_STAMPS
+                if format == "ogg" and packet.pos not in (None, page):
+                    is_lost = self._has_lost_pages(page, packet.pos)
+                    page = packet.pos
+                if num_errors or is_lost:
+                    raise _damaged(self.name, packets.seconds)
+                yield packets.place(hole, frames), frames
         except (av.InvalidDataError, av.BlockingIOError):
             pass  # other data after the sound
         except av.FFmpegError:
             has_failed = True
-        if packets.seconds < self.options.skip_seconds:
-            return  # the skipped time is longer than the file
-        seconds = packets.seconds + (packets.holes if stream.codec.lossy else 0.0)
-        if container.format.name in FORMATS_WITH_FILE_DURATION:
-            seconds = max(seconds, packets.file_end)
-        tolerance = LOSSY_TOLERANCE / stream.rate if stream.codec.lossy else ROUNDING
+        if packets.silence:
+            silence = f"no sound for {packets.silence:.1f} s by its time stamps"
+            note_once(f"note: {self.name} has {silence}. They are read as silence.")
         share = self.header.declared_share
         declared = self._declared_seconds(container, stream) if share else 0.0
-        if seconds + tolerance < declared or seconds + ROUNDING < seconds * share:
-            raise cut_short(self.name, max(declared, seconds * share), seconds)
-        if not seconds:
-            raise cut_short(self.name) if share > 1 else _no_samples(self.name)
+        if not packets.seconds:
+            raise cut_short(self.name) if declared or share > 1 else _no_samples(self.name)
+        # Decoders drop what an encoder adds before the sound and, to fill the last packet, after.
+        seconds = max(
+            packets.seconds + decoder.delay / stream.rate,
+            packets.silence + num_packets * decoder.frame_size / stream.rate,
+        )
+        if format in FORMATS_WITH_FILE_DURATION:
+            seconds = max(seconds, packets.file_end)
+        if share > 1:
+            declared, seconds = packets.seconds * share, packets.seconds
+        if seconds + ROUNDING < declared:
+            self._check_missing(declared, seconds)
         if num_errors > 1 or has_failed:  # a truncated packet is one error
             raise _damaged(self.name, packets.seconds)
+
+    def _check_missing(self, declared: float, seconds: float) -> None:
+        """Note that the file ends early; raises AudioError if too much is missing."""
+        missing = declared - seconds
+        if ends_early(declared, missing) and not self.options.keep_truncated:
+            raise cut_short(self.name, declared, seconds)
+        note = f"note: {self.name} ends {missing:.3f} s before its declared end."
+        note_once(f"{note} {EARLY_END_NOTE}.", key=EARLY_END_NOTE, level=logging.WARNING)
+
+    def _has_lost_pages(self, first: int, second: int) -> bool:
+        """Check whether pages of an Ogg are missing between two; FFmpeg drops damaged ones."""
+        if not first or not self.file.seekable():
+            return False
+        position = self.file.tell()
+        pages: list[tuple[bytes, int]] = []  # the serial number of the stream, and the page's
+        for start in (first, second):
+            self.file.seek(start + OGG_SERIAL)
+            pages.append((self.file.read(4), int.from_bytes(self.file.read(4), "little")))
+        self.file.seek(position)
+        return pages[0][0] == pages[1][0] and pages[1][1] > pages[0][1] + 1
 
     def _declared_seconds(self, container: "InputContainer", stream: "AudioStream") -> float:
         if self.header.mp3_frames:
@@ -308,83 +365,72 @@ class _PacketReader(_Reader):
         return (container.duration or 0) / AV_TIME_BASE
 
 
-@dataclass(eq=False)
 class _PacketClock:
-    """Yield the packets of a stream, except any that end long before ``goal``, and count seconds.
+    """Yield the packets of a stream, and place their frames in the time of the file.
 
-    The decoder lags by a constant time, which the first packets show.
+    A player shows the start of the container as 0: the earliest time stamp of any stream, but in an
+    MP4 the start of its edit lists, which may delay all streams. A hole is filled if it lies in the
+    duration that the container declares. Where it declares none, a longer one than an hour is a
+    clock that was set anew. Time stamps of other lossy formats place nothing.
     """
 
-    container: "InputContainer"
-    stream: "AudioStream"
-    decoder: "AudioCodecContext"
-    goal: int
-
-    def __post_init__(self) -> None:
-        self._tick = float(self.stream.time_base or 0)
-        self._packet_end = 0.0  # of the latest packet
-        self._lag: float | None = None  # None until a packet is skipped
-        self._sound_end: float | None = None  # of the latest packet, by the file's timestamps
+    def __init__(self, container: "InputContainer", stream: "AudioStream") -> None:
+        self._container = container
+        self._stream = stream
+        self._start = (container.start_time or 0) / AV_TIME_BASE  # the time stamp at 0 s
+        self._end: float | None = None  # the declared end
+        format = container.format.name
+        # Only the fragments of an MP4 without samples in its tables declare their durations.
+        is_declared = format in FORMATS_WITH_DURATION and (format != MP4 or stream.frames)
+        if is_declared and container.duration is not None:
+            self._end = container.duration / AV_TIME_BASE
+            if format == MP4 and 0 < self._start <= MAX_UNDECLARED_SECONDS:
+                self._end += self._start
+                self._start = 0.0
+        is_exact = format in FORMATS_WITH_TIME_STAMPS or stream.codec.lossless
+        self._max_hole = MAX_HOLE_SECONDS if is_exact else math.inf
         self.file_end = 0.0  # of the latest packet of any stream
-        self.hole = 0.0  # seconds without frames before the latest packet
-        self.holes = 0.0  # the sum of all
-        self.seconds = 0.0  # the end of the sound decoded so far
-
-    @property
-    def is_sounding(self) -> bool:
-        """Whether there was sound, after the goal."""
-        return 0 < self.seconds >= self.goal
+        self.seconds = 0.0  # the end of the sound so far, with the silence in it
+        self.silence = 0.0  # its seconds
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
-        packets = self.container.demux(self.stream)
-        if self.container.format.name in FORMATS_WITH_FILE_DURATION:
-            packets = self._demux_all()
-        for packet in islice(packets, FIRST_PACKETS if self.goal else None):
-            self._packet_end += (packet.duration or 0) * self._tick
-            yield packet
-        lag = self._packet_end - self.seconds
-        # Durations are rounded unless a tick is a fraction 1 / N of a sample.
-        is_exact = (self.stream.rate * (self.stream.time_base or 0)).numerator == 1
-        is_skipping = False
-        for packet in packets:
-            self._packet_end += (packet.duration or 0) * self._tick
-            if is_exact and packet.duration and self._packet_end + LEAD_IN_SECONDS < self.goal:
-                self._lag = lag
-                self._sound_end = None
-                is_skipping = True
-                continue
-            if is_skipping:
-                self.decoder.flush_buffers()
-                is_skipping = False
-            yield packet
+        if self._container.format.name in FORMATS_WITH_FILE_DURATION:
+            return self._demux_all()
+        return self._container.demux(self._stream)
 
     def _demux_all(self) -> "Iterator[Packet[AudioStream]]":
         """Yield the packets of the stream, and note the end of each stream."""
-        for packet in self.container.demux():
+        for packet in self._container.demux():
             if packet.pts is not None and packet.time_base is not None:
                 end = float((packet.pts + (packet.duration or 0)) * packet.time_base)
                 self.file_end = max(self.file_end, end)
-            if packet.stream is self.stream:
+            if packet.stream is self._stream:
                 yield cast("Packet[AudioStream]", packet)
 
-    def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> tuple[int, int]:
-        """Place a packet in time; return how many samples it has, and how many precede the goal."""
-        num_samples = sum([frame.samples for frame in frames])
-        rate, pts = frames[0].rate, packet.pts
-        duration = num_samples / rate
-        self.hole = 0.0
-        start = self._sound_end
-        if pts is not None:
-            start = pts * self._tick
-            if self._sound_end is not None and start > self._sound_end:
-                self.hole = start - self._sound_end
-                self.holes += self.hole
-        self._sound_end = (start or 0.0) + max(duration, (packet.duration or 0) * self._tick)
-        if self._lag is not None and packet.size:
-            self.seconds = self._packet_end - self._lag - duration
-        num_early = round((self.goal - self.seconds) * rate)
-        self.seconds += duration
-        return num_samples, min(max(0, num_early), num_samples)
+    def hole_before(self, frame: "AudioFrame") -> float:
+        """Return the seconds of silence before a frame.
+
+        After a time stamp that cannot be true, the sound continues without silence.
+        """
+        if frame.time is None:
+            return 0.0
+        start = frame.time - self._start
+        hole = start - self.seconds
+        if -MAX_OVERLAP_SECONDS <= hole <= self._max_hole:
+            return 0.0
+        is_possible = hole <= MAX_UNDECLARED_SECONDS if self._end is None else start <= self._end
+        if hole > 0 and is_possible:
+            return hole
+        self._start += hole
+        return 0.0
+
+    def place(self, hole: float, frames: "list[AudioFrame]") -> int:
+        """Place the frames of a packet after a hole, and return its number of samples."""
+        rate = frames[0].rate
+        num_silent = seconds_to_samples(hole, rate)
+        self.silence += num_silent / rate
+        self.seconds += (num_silent + sum([frame.samples for frame in frames])) / rate
+        return num_silent
 
 
 def _open(file: BinaryIO) -> "InputContainer":

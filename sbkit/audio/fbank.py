@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +21,9 @@ from sbkit.base.messages import plural
 from sbkit.base.ranges import Range, ValueType, require_in_range
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 
-PREEMPHASIS = 0.97
+# 0.97 as float32 has it, like Kaldi: in a graph of float64, torch's exporter rounds the number to
+# float32, and quiet bins beside loud ones would differ by up to 1e-4.
+PREEMPHASIS = torch.tensor(0.97).item()
 MIN_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
 MIN_SAMPLE_RATE = 1000  # Hz; below, no mel filter is left above MIN_HZ
 HERTZ = Range(low=MIN_SAMPLE_RATE, integer=True, advice="Write hertz, such as 16000.")
@@ -31,18 +32,26 @@ EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
 # Windows that a trained model transforms at a time on the CPU. All of 30 s at once take 62 MB
 # instead of 20 and, in one thread, 1.2 times as long. Training would gain nothing from parts.
 MAX_WINDOWS = 256
-MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 
 LEVEL_CHOICES = ("utterance", "running", "none")  # which level is removed
-# In log power. White noise of -65 dBFS (RMS) has 17, so quieter noise is not raised to the level of
-# speech. The test clips of the default corpus have 24.4 to 27.2, and at -30 dB 17.5 to 20.3.
-MIN_LEVEL = 17.0
-# In log energy, 61 dB. Anything further below the level becomes 0, like the padding: down there,
+# In log power. White noise of -72 dBFS (RMS) has 15.5, so quieter noise is not raised to the level
+# of speech. The test clips of the default corpus have 22.0 to 25.3, and at -30 dB 15.1 to 18.4.
+MIN_LEVEL = 15.5
+# In log energy, 54 dB. Anything further below the level becomes 0, like the padding: down there,
 # steps of int16 would be audible in quiet clips, but not in loud ones.
-RANGE = 14.0
-MEMORY_FRAMES = 500  # after 5 s, the weight of a frame in a running level has fallen to 1 / e
+RANGE = 12.5
+# A sound raises the level if it lasts for half of 0.6 s, so clicks, bumps and beeps do not. Every
+# fifth frame is compared: all of them would give the same level in four times the time.
+SPAN_FRAMES, SPAN_STEP = 60, 5
+MIN_SUSTAINED = SPAN_FRAMES // SPAN_STEP // 2
+PAST_FRAMES = SPAN_FRAMES - SPAN_STEP  # before a frame
+# In log power, 25 dB. The half of the spectrum that has less power in tones, chords and hum is
+# further below the other half than in speech.
+MAX_TILT = 5.75
+MEMORY_FRAMES = 100  # after 1 s, the weight of a frame in a running level has fallen to 1 / e
 LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # the weights within a block differ by up to exp(10)
 MIN_WEIGHT_SUM = 1e-9  # of all frames; digital silence has less
+LEVEL_STATE = 2 + PAST_FRAMES  # values of a running level: two sums, and the last powers
 
 
 class Fbank(nn.Module):
@@ -88,23 +97,23 @@ class Fbank(nn.Module):
         return self.remove_level(*self.log_mels(audio, lengths), measured)
 
     def forward_chunk(
-        self, audio: Tensor, lengths: Tensor, sums: Tensor
+        self, audio: Tensor, lengths: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the features of a chunk: (B, S), (B,), (B, 2) -> (B, T, M), (B,), (B, 2).
+        """Compute the features of a chunk: (B, S), (B,), state -> (B, T, M), (B,), state.
 
-        sums: the sums of the running level; zeros before the first chunk.
+        state: (B, LEVEL_STATE) of the running level; zeros before the first chunk.
         """
         features, frames = self.log_mels(audio, lengths)
-        features, sums = subtract_level(features, frames, frames, level=self.level, sums=sums)
-        return features, frames, sums
+        features, state = subtract_level(features, frames, frames, level=self.level, state=state)
+        return features, frames, state
 
     def remove_level(
         self, features: Tensor, frames: Tensor, measured: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Remove the level of whole clips as declared: (B, T, M), (B,) -> same."""
         measured = frames if measured is None or self.level == "running" else measured
-        sums = features.new_zeros(features.shape[0], 2)
-        return subtract_level(features, frames, measured, level=self.level, sums=sums)[0], frames
+        state = features.new_zeros(features.shape[0], LEVEL_STATE)
+        return subtract_level(features, frames, measured, level=self.level, state=state)[0], frames
 
     def log_mels(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; frames in the padding are zero.
@@ -126,10 +135,6 @@ class Fbank(nn.Module):
     def _energies(self, audio: Tensor) -> Tensor:
         """Compute the energies of mel bins: (B, S) -> (B, T, M)."""
         rate = self.sample_rate
-        if audio.dtype == torch.float64:
-            products = mel_products(self.n_mels, rate)  # before tracing, which cannot build it
-            if products is not None and torch.compiler.is_exporting():
-                return products(audio)
         windows = audio.unfold(-1, window_samples(rate), shift_samples(rate))  # -> (B, T, 400)
         if audio.dtype == torch.float32 or torch.compiler.is_exporting():
             squares = self._squares(windows)
@@ -154,30 +159,56 @@ class Fbank(nn.Module):
 
 
 def subtract_level(
-    features: Tensor, lengths: Tensor, measured: Tensor, *, level: str, sums: Tensor
+    features: Tensor, lengths: Tensor, measured: Tensor, *, level: str, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Subtract the level: (B, T, M), (B,) -> nonnegative log energies (B, T, M), 0 in the padding.
 
-    The level is the mean log power of the frames, each weighted by its power. Four seconds of pause
-    for each second of speech, 20 dB below it, lower it by 0.9 dB; the mean power by 6.8 dB.
+    The level is the mean of the sustained log power, weighted by the square of the power. Clicks
+    and beeps are not sustained, and pauses have no weight.
 
-    sums: (B, 2) over earlier frames, for a running level; zeros before the first frame. The sums
-        after the last frame are returned.
+    state: (B, LEVEL_STATE) of a running level; zeros before the first frame. The state after the
+        last frame is returned.
     measured: the number of frames (B,) from which the level is measured.
     """
     if level == "none":
-        return features, sums
+        return features, state
     mask = length_mask(lengths, features.shape[1], features.device)
-    power = features.logsumexp(-1).to(sum_dtype(features.device)) - MIN_LEVEL  # (B, T)
-    weights = power.exp() * length_mask(measured, features.shape[1], features.device)
-    terms = torch.stack([weights * power, weights], 1)  # (B, 2, T)
+    power = _measure_power(features).to(sum_dtype(features.device))  # (B, T)
     if level == "running":
-        terms, sums = _accumulate(terms, sums)
+        past = torch.cat([state[:, 2:].to(power.dtype), power], 1)
+        spans = past.unfold(1, PAST_FRAMES + 1, 1)[..., ::SPAN_STEP]  # (B, T, 12)
+    else:
+        past = power
+        spans = _spans_of(power, measured)
+    sustained = spans.topk(MIN_SUSTAINED).values[..., -1]  # (B, T)
+    weights = (2 * sustained).exp() * length_mask(measured, features.shape[1], features.device)
+    terms = torch.stack([weights * sustained, weights], 1)  # (B, 2, T)
+    if level == "running":
+        terms, sums = _accumulate(terms, state[:, :2])
+        state = torch.cat([sums, past[:, -PAST_FRAMES:].to(sums.dtype)], 1)
     else:
         terms = terms.sum(-1, keepdim=True)
     height = (terms[:, :1] / terms[:, 1:].clamp(min=MIN_WEIGHT_SUM)).clamp(min=0)  # (B, 1, T or 1)
     zero = (height.transpose(1, 2) + (MIN_LEVEL - RANGE)).to(features.dtype)
-    return (features - zero).relu() * mask.unsqueeze(-1), sums
+    return (features - zero).relu() * mask.unsqueeze(-1), state
+
+
+def _measure_power(features: Tensor) -> Tensor:
+    """Return the log power of frames above MIN_LEVEL, less that of tones: (B, T, M) -> (B, T)."""
+    low, high = (half.exp().sum(-1).log() for half in features.chunk(2, -1))
+    power = torch.logaddexp(low, high)
+    return torch.minimum(power, torch.minimum(low, high) + MAX_TILT) - MIN_LEVEL
+
+
+def _spans_of(power: Tensor, measured: Tensor) -> Tensor:
+    """Return each frame and those before it: (B, T) -> (B, T, 12).
+
+    The first frames have those after them, and a clip shorter than a span goes on at its other end.
+    """
+    frames = torch.arange(power.shape[1], device=power.device).clip(min=PAST_FRAMES)
+    index = frames.unsqueeze(1) - torch.arange(0, SPAN_FRAMES, SPAN_STEP, device=power.device)
+    index = index.unsqueeze(0) % measured.clip(min=1).to(power.device)[:, None, None]  # (B, T, 12)
+    return power.gather(1, index.flatten(1)).reshape(index.shape)
 
 
 def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,72 +286,3 @@ def triangles(positions: Tensor, corners: Tensor) -> Tensor:
     distances = positions.unsqueeze(1) - corners  # (F, M + 2)
     rising, falling = distances[:, :-2] / widths[:-1], -distances[:, 2:] / widths[1:]
     return torch.minimum(rising, falling).clamp(min=0.0)
-
-
-@lru_cache(maxsize=8)
-def mel_products(n_mels: int, sample_rate: int) -> "MelProducts | None":
-    """Return the transform for an exported graph; None at rates at which it would be slower."""
-    sizes = (window_samples(sample_rate), shift_samples(sample_rate), fft_samples(sample_rate))
-    return None if math.gcd(*sizes) < MIN_ROW_SAMPLES else MelProducts(n_mels, sample_rate)
-
-
-class MelProducts:
-    """Compute mel energies by matrix products, for ONNX: (B, S) of float64 -> (B, T, M).
-
-    Legend: F samples of the transform, P samples in a row, Q rows in a window, K = F / P / 2 + 1.
-
-    onnxruntime's DFT takes 1.6 ms per second of audio on one core; this takes 0.5. Window, shift
-    and F have a common divisor P (16 at 16 kHz: 400, 160, 512). So samples are split into rows of
-    P, a window is Q rows, and its transform is one over its rows and then one over its columns
-    (Cooley and Tukey 1965).
-    """
-
-    def __init__(self, n_mels: int, sample_rate: int) -> None:
-        cpu = torch.device("cpu")
-        size = fft_samples(sample_rate)
-        self._samples = window_samples(sample_rate)
-        self._shift = shift_samples(sample_rate)
-        row = self._row = math.gcd(self._samples, self._shift, size)
-        window = povey_window(sample_rate, cpu).double()
-        self._window = window[: self._samples].reshape(-1, row)  # its first value is zero
-        rows = size // row
-        ends = np.arange(rows // 2 + 1)
-        turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
-        row_parts = np.concatenate([turns.real, turns.imag])
-        self._row_transform = torch.from_numpy(row_parts)  # (2K, Q)
-        bins = ends[:, None] + rows * np.arange(row)  # (K, P), some of them twice
-        turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
-        parts = np.stack([turns, 1j * turns], 1)
-        columns = np.stack([parts.real, parts.imag], -1)  # (K, 2, P, P, 2) -> (K, 2P, 2P)
-        self._column_transform = torch.from_numpy(columns.reshape(len(ends), 2 * row, 2 * row))
-        order = np.minimum(bins, size - bins).ravel()
-        is_repeated = np.ones(order.size, bool)
-        is_repeated[np.unique(order, return_index=True)[1]] = False
-        filters = mel_filters(n_mels, sample_rate, cpu).numpy()[::2]
-        filters = np.where(is_repeated[:, None], np.float32(0), filters[order])
-        self._filters = torch.from_numpy(np.repeat(filters, 2, axis=0))  # (2KP, M)
-
-    def __call__(self, audio: Tensor) -> Tensor:
-        shift = self._shift // self._row
-        row = self._row
-        count = len(self._window)
-        frames = (audio.shape[1] - self._samples) // self._shift + 1
-        row_index = (torch.arange(count).unsqueeze(1) + torch.arange(frames) * shift).flatten()
-        padding = row - audio.shape[1] % row  # never 0, which a tracer would make a special case
-        sums = nn.functional.pad(audio, (0, padding)).reshape(audio.shape[0], -1, row).sum(-1)
-        means = sums.index_select(1, row_index).reshape(-1, count, frames).sum(1) / self._samples
-        # The first sample of a window has no previous one, but its weight is zero.
-        emphasized = audio[:, 1:] - PREEMPHASIS * audio[:, :-1]
-        emphasized = nn.functional.pad(emphasized, (1, padding))
-        rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
-        # Q before T, so that no product needs a transposition: onnxruntime before 1.26 would join
-        # them to an operation that it only has in float32.
-        windows = rows.index_select(1, row_index).reshape(-1, count, frames, row)  # (B, Q, T, P)
-        windows = windows - ((1 - PREEMPHASIS) * means)[:, None, :, None]
-        windows = (windows * self._window.unsqueeze(1)).flatten(2)
-        spectra = torch.matmul(self._row_transform, windows)  # (B, 2K, T * P)
-        spectra = spectra.reshape(-1, len(self._row_transform), frames, row)
-        spectra = torch.cat(spectra.chunk(2, 1), -1)  # (B, K, T, 2P)
-        spectra = torch.matmul(spectra, self._column_transform)  # (B, K, T, 2P)
-        squares = spectra.float().square().transpose(1, 2)  # (B, T, K, 2P)
-        return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters

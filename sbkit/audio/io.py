@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from glob import has_magic
 from io import IOBase
-from itertools import groupby, pairwise
+from itertools import groupby
 from numbers import Number
 from operator import attrgetter
 from pathlib import Path
@@ -29,7 +29,7 @@ import soxr
 
 from sbkit.audio import decode
 from sbkit.audio.channels import Downmixer
-from sbkit.audio.containers import AudioError
+from sbkit.audio.containers import AudioError, ends_early
 from sbkit.audio.decode import CUT_NOTE, Block, ReadOptions, Signal, check_rate, check_values
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import listed, note_once, plural
@@ -55,11 +55,8 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".weba", ".mpg", ".m2a", ".mts", ".m2ts", ".vob", ".3g2", ".3gpp", ".ogv", ".ogx", ".awb"),
     *(".wmv", ".asf", ".dsf"),
 )
-END_TOLERANCE = 50_000  # microseconds that a span may exceed its file, because tools round
 BEYOND_END = "span beyond the end of its file"  # the reason of an AudioError
 MAX_CLIP_SECONDS = DAY  # 2.8 GB at 16 kHz; as much as `max_seconds` allows
-MAX_GAP = 30 * MICROSECONDS  # between spans; over a longer one, the file is opened again
-RESAMPLER_SECONDS = 1  # of a span, for the resampler
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
 MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
 NO_SIGNAL: Signal = np.empty(0, np.float32)
@@ -176,15 +173,17 @@ def stream_audio(
     block_seconds: float = READ_BLOCK_SECONDS,
     *,
     downmixer: Downmixer | None = None,
-    skip_seconds: int = 0,
+    keep_truncated: bool = False,
 ) -> Iterator[Samples]:
     """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
 
     An open file is read from its start, and a pipe as it arrives.
+
+    keep_truncated: whether a truncated file is read to its end instead of being refused.
     """
     if isinstance(audio, bytes):
         audio = io.BytesIO(audio)
-    options = ReadOptions(downmixer or Downmixer(), block_seconds, skip_seconds)
+    options = ReadOptions(downmixer or Downmixer(), block_seconds, keep_truncated)
     blocks = resample_blocks(_blocks(audio, options), to_rate(sample_rate))
     yield from map(to_int16, blocks)
 
@@ -211,12 +210,21 @@ def _open(audio: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
 
 
 def resample_blocks(blocks: Iterable[Block], new_rate: int) -> Iterator[Signal]:
-    """Resample consecutive blocks, whose rate may change, and yield signals (S,)."""
+    """Resample consecutive blocks, whose rate may change, and yield signals (S,).
+
+    An AudioError of the blocks is raised after all the sound before it.
+    """
     for rate, group in groupby(blocks, key=attrgetter("rate")):
         resampler = Resampler(rate, new_rate)
-        for block in group:
-            yield resampler.push(block.samples)
+        damage: AudioError | None = None
+        try:
+            for block in group:
+                yield resampler.push(block.samples)
+        except AudioError as error:
+            damage = error
         yield resampler.push(NO_SIGNAL, is_last=True)
+        if damage is not None:
+            raise damage
 
 
 class Resampler:
@@ -251,34 +259,15 @@ def read_spans(
 ) -> Iterator[Samples | AudioError]:
     """Read spans of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
-    Audio far from a span is not decoded; the samples then differ by at most two steps of int16,
-    and in the random noise of AAC and AC-3 decoders. A span that cannot be read gives an error in
-    its place. A span that exceeds the file by END_TOLERANCE or less ends with the file.
+    The file is decoded once, up to the end of the last span. A span that cannot be read gives an
+    error in its place; of a file that is damaged in the middle, the spans before it are read. A
+    span that exceeds the file by a little, as `ends_early` says, ends with the file.
 
     audio: the open file; by default, the file at the path of the spans.
     """
-    downmixer = downmixer or Downmixer()
-    audio = audio or Path(spans[0].path)
-    first = 0
-    for index, (span, next_span) in enumerate(pairwise(spans), 1):
-        if span.end is not None and next_span.start - span.end > MAX_GAP:
-            yield from _read_near_spans(audio, spans[first:index], sample_rate, downmixer)
-            first = index
-    yield from _read_near_spans(audio, spans[first:], sample_rate, downmixer)
-
-
-def _read_near_spans(
-    audio: Path | IOBase,
-    spans: Sequence[AudioSpan],
-    sample_rate: int,
-    downmixer: Downmixer,
-    skip_seconds: int | None = None,
-) -> Iterator[Samples | AudioError]:
     waiting = deque(spans)
     content = bytearray()  # of samples from index `first` on; grows and shrinks in place
-    if skip_seconds is None:  # whole seconds, so that samples lie at the same times as without
-        skip_seconds = max(0, spans[0].start // MICROSECONDS - RESAMPLER_SECONDS)
-    first = skip_seconds * sample_rate
+    first = 0
 
     def to_bytes(time: int) -> int:
         return 2 * (microseconds_to_samples(time, sample_rate) - first)
@@ -288,8 +277,7 @@ def _read_near_spans(
         return np.frombuffer(bytes(content[to_bytes(span.start) : end]), np.int16)
 
     try:
-        blocks = stream_audio(audio, sample_rate, downmixer=downmixer, skip_seconds=skip_seconds)
-        for block in blocks:
+        for block in stream_audio(audio or spans[0].path, sample_rate, downmixer=downmixer):
             _append(content, block, sample_rate)
             while (end := waiting[0].end) is not None and to_bytes(end) <= len(content):
                 yield cut(waiting.popleft())
@@ -299,15 +287,14 @@ def _read_near_spans(
             del content[: 2 * num_passed]
             first += num_passed
     except AudioError as error:
-        yield from [error] * len(waiting)
-        return
-    if skip_seconds and first == skip_seconds * sample_rate and not content:
-        # Read from the start, to find out how long the file is.
-        yield from _read_near_spans(audio, spans, sample_rate, downmixer, skip_seconds=0)
+        for span in waiting:  # a longer span may have kept others waiting
+            is_read = span.end is not None and to_bytes(span.end) <= len(content)
+            yield cut(span) if is_read else error
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
     for span in waiting:
-        is_inside = span.end is None or span.end <= seconds * MICROSECONDS + END_TOLERANCE
+        stop = seconds if span.end is None else span.end / MICROSECONDS
+        is_inside = not ends_early(stop - span.start / MICROSECONDS, missing=stop - seconds)
         if is_inside and to_bytes(span.start) < len(content):
             yield cut(span)
         else:
@@ -335,7 +322,12 @@ def file_rate(path: Path | str) -> int:
 
 
 def stream_input(
-    audio: AudioLike, sample_rate: float | None, new_rate: int, downmixer: Downmixer | None = None
+    audio: AudioLike,
+    sample_rate: float | None,
+    new_rate: int,
+    downmixer: Downmixer | None = None,
+    *,
+    keep_truncated: bool = False,
 ) -> Iterator[Samples]:
     """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
 
@@ -345,7 +337,9 @@ def stream_input(
     """
     content, rate = file_or_array(audio, sample_rate)
     if rate is None:
-        yield from stream_audio(content, new_rate, downmixer=downmixer)
+        yield from stream_audio(
+            content, new_rate, downmixer=downmixer, keep_truncated=keep_truncated
+        )
         return
     downmixer = downmixer or Downmixer()
     mono = downmixer.downmix("the array", _to_channels(_to_numpy(content)), ())

@@ -17,7 +17,7 @@ from sbkit.decoding.word_times import Confidence, WordOffsets
 from sbkit.text.normalization import TextTable, language_table, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-BUNDLE_FORMAT = 7
+BUNDLE_FORMAT = 8  # up to 7, single clicks moved the level of features
 
 Plain = Any  # what JSON can hold
 
@@ -123,7 +123,7 @@ class BundleFiles:
 
 def parse_config(content: bytes, *, file: Path) -> BundleConfig:
     """Parse the content of config.json; errors name the file."""
-    fix = "Export it again with this version of sbkit."
+    fix = "Train its run again, or install the version of sbkit that exported it."
     with parsing_errors(file, "be what `sbkit export` writes", fix=fix, is_json=True):
         values = json.loads(content)
         if values["format"] != BUNDLE_FORMAT:

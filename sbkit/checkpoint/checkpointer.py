@@ -29,6 +29,8 @@ from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, wri
 from sbkit.base.process import SAVED_FILE
 from sbkit.base.stores import wait_for_store
 from sbkit.checkpoint.folder import (
+    CHECKPOINT_FORMAT,
+    FORMAT,
     checkpoint_folders,
     locked_folder,
     publish,
@@ -51,7 +53,7 @@ from sbkit.distributed.ranks import gather_over_ranks, raise_on_all_ranks, rank,
 logger = logging.getLogger(__name__)
 
 # Keys of a checkpoint's meta file: the metric that ranks it, the text table, the task, its parts
-RANKED_BY, NORMALIZER, TASK, PARTS = "ranked_by", "normalizer", "task", "parts"
+RANKED_BY, NORMALIZER, PARTS = "ranked_by", "normalizer", "parts"
 SAVE_ERRORS = (OSError, RuntimeError)  # torch.save raises the latter on a full disk
 AVERAGED_FILE = "averaged.json"  # in the folder of the checkpoints
 
@@ -357,7 +359,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         dates = (checkpoint.meta["unixtime"] for checkpoint in self.list_checkpoints())
         latest = max(dates, default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
-        added = {**date, **self.meta, **(meta or {})}
+        added = {**date, FORMAT: CHECKPOINT_FORMAT, **self.meta, **(meta or {})}
         end_of_epoch = end_of_epoch and not self.is_within_epoch
         written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)
         return written

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
 REPLACED_SUFFIX = "+replaced"  # suffix of a checkpoint while another one takes its name
+TASK, FORMAT = "task", "format"  # in the meta file
+CHECKPOINT_FORMAT = 2  # 1 had none: the level of its features was moved by single clicks
 
 _locked: dict[Path, int] = {}  # the descriptors of the folders that this process has locked
 
@@ -82,14 +84,23 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """Read a checkpoint's meta file; None if the file or its date cannot be read."""
+    """Read a checkpoint's meta file; None if the file or its date cannot be read.
+
+    Raises ConfigError for a checkpoint of another format.
+    """
     try:
         meta = yaml.load(read_yaml_text(folder / METAFNAME), PlainLoader)
         parameter_files = {file.stem: file for file in folder.glob(f"*{PARAMFILE_EXT}")}
         is_dated = math.isfinite(meta["unixtime"])
-        return Checkpoint(folder, meta, parameter_files) if is_dated else None
     except (*READ_ERRORS, yaml.YAMLError):
         return None
+    if TASK in meta and (format := meta.get(FORMAT, 1)) != CHECKPOINT_FORMAT:
+        raise ConfigError(
+            f"{folder} has format {format}, and this version of sbkit reads {CHECKPOINT_FORMAT}: "
+            "the level of features is measured in another way. Train the run again, in another "
+            "`output_folder`."
+        )
+    return Checkpoint(folder, meta, parameter_files) if is_dated else None
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:

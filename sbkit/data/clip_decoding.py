@@ -1,16 +1,18 @@
-"""Decode clips, encode them for a store, and hash their file in the same read.
+"""Hash a file, decode its clips and encode them for a store.
 
 audio file -> samples (S,) -> bytes of a WAV or FLAC
 """
 
 import hashlib
-import io
-import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from io import BufferedIOBase, BytesIO, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple, cast
 
 import fsspec
 
@@ -25,53 +27,6 @@ STORE_FORMATS: Mapping[str, Mapping[str, Any]] = {  # options of libsndfile
     "flac": {"format": "FLAC", "compression_level": 0.0},
 }
 DIGEST_BYTES = 16
-READ_BYTES = 1 << 20  # at a time
-
-
-class HashedFile(io.RawIOBase):
-    """A file that is hashed while a decoder reads it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryFile() as file:
-    ...     num_written = file.write(b"RIFF")
-    ...     HashedFile(file, "a.wav").finish()
-    'f9d45a7be062711cbb5ca8c8e2699db2'
-    """
-
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file = file
-        self.name = name  # errors show it
-        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        self._num_hashed = 0
-
-    def readinto(self, buffer: Any) -> int:
-        start = self._file.tell()
-        content = self._file.read(len(buffer))
-        buffer[: len(content)] = content
-        if start <= self._num_hashed < start + len(content):
-            self._hash.update(content[self._num_hashed - start :])
-            self._num_hashed = start + len(content)
-        return len(content)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def finish(self) -> str:
-        """Return the hash of the whole file, after reading the part that is still unread."""
-        self._file.seek(self._num_hashed)
-        while content := self._file.read(READ_BYTES):
-            self._hash.update(content)
-            self._num_hashed += len(content)
-        return self._hash.hexdigest()
 
 
 @dataclass
@@ -104,17 +59,15 @@ def decode_file(
     path, downmixer = clips[0].path, Downmixer(clips[0].channel)
     try:
         with _open(path, content) as file:
-            hashed = HashedFile(file, path)
-            source = io.BufferedReader(hashed, READ_BYTES)
+            new_hash = partial(hashlib.blake2b, digest_size=DIGEST_BYTES)
+            digest = hashlib.file_digest(file, new_hash).hexdigest()
             if len(clips) == 1 and clips[0].is_whole:
-                decoded: Iterable[Samples | AudioError] = [
-                    read_audio(source, sample_rate, downmixer)
-                ]
+                decoded: Iterable[Samples | AudioError] = [read_audio(file, sample_rate, downmixer)]
             else:
-                decoded = read_spans(clips, sample_rate, downmixer, source)
+                decoded = read_spans(clips, sample_rate, downmixer, file)
             for samples in decoded:
                 yield _encode(samples, sample_rate, store)
-            result.digest, result.channel_fault = hashed.finish(), downmixer.fault
+            result.digest, result.channel_fault = digest, downmixer.fault
     except AudioError as error:
         yield from [DecodedClip(error)] * len(clips)
     except OSError as error:
@@ -122,16 +75,26 @@ def decode_file(
         yield from [DecodedClip(fault)] * len(clips)
 
 
-def _open(path: str, content: bytes | None) -> AbstractContextManager[BinaryIO]:
+@contextmanager
+def _open(path: str, content: bytes | None) -> Iterator[BufferedIOBase]:
+    """Open a file, which can be read twice; errors show its `name`, the path."""
     if content is not None:
-        return io.BytesIO(content)
-    if "://" in path:
-        with access_errors(path):
-            opened: BinaryIO = fsspec.open(path, "rb").open()
-        return opened
-    if not Path(path).is_file():
+        file = BytesIO(content)
+        file.name = path
+        yield file
+    elif "://" in path:
+        # Copied to the disk: it is read once from there, and it may be longer than the memory.
+        with TemporaryFile() as copy:
+            with access_errors(path), fsspec.open(path, "rb") as remote:
+                shutil.copyfileobj(remote, copy)
+            cast("FileIO", copy.raw).name = path
+            copy.seek(0)
+            yield copy
+    elif Path(path).is_file():
+        with Path(path).open("rb") as local:
+            yield local
+    else:
         raise AudioError("missing", f"Audio file {path} does not exist or is not a file.")
-    return Path(path).open("rb")
 
 
 def _encode(samples: Samples | AudioError, sample_rate: int, store: str) -> DecodedClip:

@@ -48,7 +48,8 @@ from sbkit.bundle.allowed_classes import ALLOWED_MODULES
 from sbkit.bundle.config import BUNDLE_FORMAT, CONFIG_FILE, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
-from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
+from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, Checkpointer
+from sbkit.checkpoint.folder import TASK
 from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, read_description
 from sbkit.checkpoint.weights import average_checkpoints, check_same_model, part_names_of_yaml
 from sbkit.config.hparams import read_spec

@@ -160,7 +160,7 @@ WRITERS = {"fp32": save_onnx, "int8": _quantize}  # called in this order: int8 c
 
 
 def _to_float32(model: Proto) -> None:
-    """Replace float64 by float32: 1.15 times as fast overall (`Fbank` says what uses float64)."""
+    """Replace float64 by float32: 1.1 times as fast overall (`Fbank` says what uses float64)."""
     onnx = require_package("onnx", extra="export")
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
     attributes = [attribute for node in model.graph.node for attribute in node.attribute]

@@ -107,7 +107,7 @@ class EncoderState(NetworkState):
     """The state of a recognizer's front-end and encoder."""
 
     frames: Tensor  # (B,): encoded so far
-    level: Tensor  # (B, 2): sums of the running level
+    level: Tensor  # (B, LEVEL_STATE): of the running level
     features: Tensor  # (B, 3, M): the last ones, normalized
     hidden: Tensor  # (B, 3 or 6, C): the last frames between the convolutions of the front-end
     attention: Tensor  # (B, N, L, 2, H, D/H): keys before rotation, and values

@@ -19,11 +19,13 @@ from sbkit.audio.augment import (
     AddPauses,
     AddReverb,
     Augmentation,
+    SoftenPart,
     SpecAugment,
     SpeedGroup,
     change_speed,
     speed_perturb,
 )
+from sbkit.audio.lengths import length_mask
 from sbkit.audio.random_draws import draw_for_step, draw_uniform, seeded_draws
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.models.pretrained.blocks import mask_spans
@@ -64,6 +66,29 @@ def test_pauses_surround_utterances_with_noise_below_them() -> None:
             levels.append(10 * float((pause.square().mean() / 0.5).log10()))
     assert 20 < seconds.count(0.0) < 40 and 0.4 < max(seconds) <= 0.5
     assert -66 < min(levels) < -40 and -30 < max(levels) < -6
+
+
+def test_a_part_of_an_utterance_is_softer() -> None:
+    lengths = torch.tensor([1000, 600])
+    audio = torch.ones(2, 1000) * length_mask(lengths, 1000, torch.device("cpu"))
+    soften = SoftenPart(prob=0.5, max_db=20.0)
+    sizes, decibels, is_beginning = [], [], []
+    for epoch in range(80):
+        with seeded_draws(["a", "b"], epoch=epoch):
+            softened, new_lengths = soften(audio, lengths)
+        with seeded_draws(["b"], epoch=epoch):
+            (alone,), _ = soften(audio[1:, :600], lengths[1:])
+        assert torch.equal(softened[1, :600], alone) and torch.equal(new_lengths, lengths)
+        assert not softened[1, 600:].any()
+        is_softer = alone < 1
+        if is_softer.any():
+            assert int((is_softer[1:] != is_softer[:-1]).sum()) == 1
+            sizes.append(float(is_softer.float().mean()))
+            decibels.append(-20 * float(alone.min().log10()))
+            is_beginning.append(bool(is_softer[0]))
+    assert 25 < len(sizes) < 55 and 10 < sum(is_beginning) < len(sizes) - 10
+    assert 0.2 <= min(sizes) < 0.3 and 0.7 < max(sizes) <= 0.8
+    assert 0 < min(decibels) < 3 and 17 < max(decibels) <= 20
 
 
 def test_speed_of_an_utterance_does_not_depend_on_its_batch() -> None:

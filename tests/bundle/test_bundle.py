@@ -63,7 +63,7 @@ def test_words_have_the_confidences_of_the_bundle(bundle: Path) -> None:
     ("change", "message"),
     [
         ({"sample_rate": 8000}, "is made for 16000 Hz"),
-        ({"format": 6}, "its format is 6, not 7"),
+        ({"format": 6}, "its format is 6, not 8"),
         ({"task": "os.system"}, "is not one of sbkit's.* --import os"),
         ({"task": "sbkit.tasks.gone.TASK"}, "TASK, cannot be imported: No module named .*gone"),
     ],

@@ -57,6 +57,14 @@ def test_run_of_speechbrain_is_resumed(tmp_path: Path, caplog: pytest.LogCapture
         recovered(tmp_path)
 
 
+def test_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    (newest,) = save(tmp_path, 1.0)
+    meta = newest / "CKPT.yaml"
+    meta.write_text(meta.read_text().replace("format: 2", "task: sbkit.tasks.asr.task.AsrTask"))
+    with pytest.raises(ConfigError, match="has format 1, .*reads 2: the level .*Train the run aga"):
+        recovered(tmp_path)
+
+
 def test_second_run_in_folder_is_refused_until_first_ends(tmp_path: Path) -> None:
     saves = tmp_path / "saves"
     with training(saves) as first:

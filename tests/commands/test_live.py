@@ -58,6 +58,16 @@ def test_listen_prints_final_and_partial_text(talk: Path, capsys: Captured) -> N
     assert [word["text"] for word in events[-1]["words"]] == ["a", "quick", "fox"]
 
 
+def test_truncated_file_is_kept_if_asked(talk: Path, capsys: Captured) -> None:
+    content = talk.read_bytes()
+    talk.write_bytes(content[: len(content) * 2 // 3])
+    with pytest.raises(SbkitError, match="is truncated: it declares"):
+        live(talk)
+    capsys.readouterr()
+    assert live(talk, "--truncated", "keep") == 0
+    assert capsys.readouterr().out.startswith("the dog\n")
+
+
 def piped(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     pipe = io.BufferedReader(cast("io.RawIOBase", io.BytesIO(content)))
     monkeypatch.setattr(pipe, "seekable", lambda: False, raising=False)

@@ -93,6 +93,16 @@ def test_links_are_followed_once_and_what_is_skipped_is_counted(
     assert "".join(caplog.messages).partition("skipped ")[2] == skipped
 
 
+def test_truncated_file_is_refused_unless_it_is_to_be_kept(talks: Path, capsys: Captured) -> None:
+    content = (talks / "talks/a.wav").read_bytes()
+    (talks / "cut.wav").write_bytes(content[: len(content) // 2])
+    assert run(["transcribe", "model", "cut.wav", "--truncated", "refuse"]) == PARTLY_DONE
+    text = capsys.readouterr()
+    assert text.out == "" and "cut.wav is truncated: it declares" in text.err
+    assert run(["transcribe", "model", "cut.wav", "--truncated", "keep"]) == 0
+    assert capsys.readouterr().out == "a f\n"
+
+
 def test_stdin_is_transcribed(
     talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -310,6 +320,7 @@ def test_record_has_every_option_with_an_effect() -> None:
     actions = build_parser().commands.choices["transcribe"]._actions
     options = {action.dest for action in actions if action.option_strings}
     neutral = {"help", "out", "again", "errors", "quiet", "device", "share", "imports"}
+    neutral |= {"truncated"}  # adds results, and others stay
     assert options - neutral - {"live", "pace"} == {*TEXT_OPTIONS}  # the last two never write
 
 

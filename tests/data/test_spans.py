@@ -100,14 +100,14 @@ def test_times_of_a_part_have_several_names_or_are_named_as_unused(
             "span overlaps another",
             "11.9 to 12.4 s of talk.flac overlaps 10 to 12 s of talk.flac, talk-10000-12000",
         ),
-        ("talk.mp3,70,10.06,x", "span beyond the end of its file", "lasts only 80.000 s"),
+        ("talk.mp3,70,10.11,x", "span beyond the end of its file", "lasts only 80.000 s"),
         ("none.flac,0,1,x", "unreadable audio", "none.flac is missing"),
     ],
 )
 def test_invalid_part_is_left_out_and_named(
     folder: Path, tmp_path: Path, row: str, reason: str, detail: str
 ) -> None:
-    rows = ["talk.flac,10,2,a", "talk.flac,11.99,2,rounded", "talk.flac,78,2.04,clipped"]
+    rows = ["talk.flac,10,2,a", "talk.flac,11.99,2,rounded", "talk.flac,78,2.09,clipped"]
     rows += [f"talk.mp3,{n},1,x" for n in range(40)]
     split = prepare_manifest(read(write_table(folder, [*rows, row])))
     (excluded,) = split.excluded

@@ -97,7 +97,9 @@ class ConvLayer(nn.Module):
         # The weights are the left factor: onnxruntime would quantize a right factor to int8.
         variance = (weight @ covariance * weight).sum(2, keepdim=True)  # (B, C, 1)
         scale = norm.weight.unsqueeze(1) * (variance + norm.eps).rsqrt()
-        product = torch.einsum("ck,btk->bct", weight, mean)  # see `MelProducts` for transpositions
+        # Without a transposition beside the product: onnxruntime before 1.26 would join both to an
+        # operation that it only has in float32.
+        product = torch.einsum("ck,btk->bct", weight, mean)
         shift = norm.bias.unsqueeze(1) + scale * (bias - (product + bias))
         folded = (weight * scale).mT.to(audio.dtype)  # (B, K, C)
         return torch.baddbmm(shift.mT.to(audio.dtype), windows, folded)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
-TEXT_OPTIONS = (  # options with an effect on a result
+# Options with an effect on a result; --truncated only adds some.
+TEXT_OPTIONS = (
     *("format", "channel", "raw_rate", "decoder", "hotwords", "language"),
     *("vad", "runtime", "precision", "compile"),
 )
@@ -49,6 +50,8 @@ def add_commands(parser: Parser) -> None:
     add("--again", action="store_true", help=again)
     channel = "the channel to transcribe, counted from 0, or each (default: all are downmixed)"
     add("--channel", metavar="N|each", type=_parse_channel, help=channel)
+    truncated = "files that end long before their declared end (default: refuse)"
+    add("--truncated", choices=("refuse", "keep"), default="refuse", help=truncated)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")
@@ -87,7 +90,12 @@ def transcribe(options: Namespace) -> int:
             times = options.format != "text"
             transcriber = stack.enter_context(open_transcriber(options, times=times))
             on_seconds = stack.enter_context(show_seconds("transcribing", [*due]))
-            stream = transcriber.stream([*due], on_seconds=on_seconds, channel=options.channel)
+            stream = transcriber.stream(
+                [*due],
+                on_seconds=on_seconds,
+                channel=options.channel,
+                keep_truncated=options.truncated == "keep",
+            )
             outcomes = chain(outcomes, zip(due, stream, strict=True))
         return _write_results(options, files, due, outcomes, errors)
 

@@ -57,7 +57,14 @@ def transcribe_live(options: Namespace) -> int:
         show = Display(options.format == "json", options.quiet)
         (file,) = options.files
         rate = recognizer.sample_rate
-        for block in audio_blocks(file, rate, raw_rate=options.raw_rate, pace=options.pace or 0):
+        blocks = audio_blocks(
+            file,
+            rate,
+            raw_rate=options.raw_rate,
+            pace=options.pace or 0,
+            keep_truncated=options.truncated == "keep",
+        )
+        for block in blocks:
             show(session.push(block))
         show(session.finish())
     return 0
@@ -90,7 +97,12 @@ class Display:
 
 
 def audio_blocks(
-    file: Path | str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
+    file: Path | str,
+    sample_rate: int,
+    *,
+    raw_rate: int | None = None,
+    pace: float = 0.0,
+    keep_truncated: bool = False,
 ) -> Iterator[Samples]:
     """Yield the audio of an input in blocks (S,).
 
@@ -101,13 +113,16 @@ def audio_blocks(
     sample_rate: the rate of the blocks in Hz.
     raw_rate: the rate of standard input without a header.
     pace: the speed of a file: 1 for real time, 0 for as fast as it can be read.
+    keep_truncated: whether a truncated file is read to its end instead of being refused.
     """
     file = str(file)
     if file == MICROPHONE:
         return _microphone(sample_rate)
     if file == str(STANDARD):
         return _stdin(cast("BufferedReader", sys.stdin.buffer), sample_rate, raw_rate)
-    file_blocks = stream_audio(Path(file), sample_rate, LIVE_BLOCK_SECONDS)
+    file_blocks = stream_audio(
+        Path(file), sample_rate, LIVE_BLOCK_SECONDS, keep_truncated=keep_truncated
+    )
     return _paced(file_blocks, sample_rate, pace) if pace else file_blocks
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
-from sbkit.audio.fbank import Fbank
+from sbkit.audio.fbank import LEVEL_STATE, Fbank
 from sbkit.audio.lengths import append_silence
 from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import Float64s, Int64s
@@ -258,7 +258,7 @@ class StreamingAsrModel:
 
     def start(self) -> EncoderState:
         start = self.front_end.start()
-        level = start["features"].new_zeros(1, 2)
+        level = start["features"].new_zeros(1, LEVEL_STATE)
         return EncoderState(level=level, **start, **self.encoder.start())
 
     def forward_chunk(

@@ -167,6 +167,7 @@ class Transcriber(ReopenedWhenUnpickled):
         *,
         channel: Channel = None,
         nbest: int = 0,
+        keep_truncated: bool = False,
     ) -> Transcript:
         """Transcribe audio, in any form that `stream_input` takes.
 
@@ -175,8 +176,11 @@ class Transcriber(ReopenedWhenUnpickled):
             eight, with a speaker each, are transcribed apart and merged, as by `merge_channels`.
         nbest: up to this many of the most probable texts are in `nbest`, and the first is the text.
             A model that decodes greedily uses beam search for them.
+        keep_truncated: whether a truncated file is transcribed to its end instead of being refused.
         """
-        (transcript,) = self.stream([audio], sample_rate, channel=channel, nbest=nbest)
+        (transcript,) = self.stream(
+            [audio], sample_rate, channel=channel, nbest=nbest, keep_truncated=keep_truncated
+        )
         if isinstance(transcript, SbkitError):
             raise transcript
         return transcript
@@ -205,6 +209,7 @@ class Transcriber(ReopenedWhenUnpickled):
         times: bool | None = None,
         channel: Channel = None,
         nbest: int = 0,
+        keep_truncated: bool = False,
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each input, or its error, in their order.
 
@@ -217,6 +222,7 @@ class Transcriber(ReopenedWhenUnpickled):
         times: whether words are timed; None for the setting of the Transcriber.
         channel: of every input, as for `transcribe`. The calls come channel by channel.
         nbest: how many of the most probable texts each transcript has, as for `transcribe`.
+        keep_truncated: as for `transcribe`.
         """
         if nbest and channel == EACH:
             raise DataError("`nbest` is for one channel, or for their downmix.")
@@ -229,7 +235,7 @@ class Transcriber(ReopenedWhenUnpickled):
         recognized: list[RecognizedClip] = []  # the segments of the present input
         last_character = ""  # of the text of the present input
         channel_transcripts: list[Transcript] = []  # of the present input
-        results = self._read(audios, sample_rate, channel)
+        results = self._read(audios, sample_rate, channel, keep_truncated=keep_truncated)
         for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
             segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
             with model_errors(_names(batch)):
@@ -283,7 +289,12 @@ class Transcriber(ReopenedWhenUnpickled):
         self._model.close()
 
     def _read(
-        self, audios: Iterable[AudioLike], sample_rate: float | None, channel: Channel
+        self,
+        audios: Iterable[AudioLike],
+        sample_rate: float | None,
+        channel: Channel,
+        *,
+        keep_truncated: bool = False,
     ) -> Iterator[_SegmentResult]:
         """Read and cut one input after the other; an error ends its input."""
         if isinstance(audios, Path | str | IOBase | bytes | Mapping):
@@ -291,7 +302,9 @@ class Transcriber(ReopenedWhenUnpickled):
         apart = channel == EACH
         for audio in audios:
             file = str(audio) if isinstance(audio, Path | str) else None
-            blocks = partial(stream_input, audio, sample_rate, self.sample_rate)
+            blocks = partial(
+                stream_input, audio, sample_rate, self.sample_rate, keep_truncated=keep_truncated
+            )
             downmixer = Downmixer(0 if isinstance(channel, str) else channel)
             try:
                 yield from self._read_channel(file, blocks(downmixer), downmixer, apart=apart)

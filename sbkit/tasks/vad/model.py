@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
-from sbkit.audio.fbank import Fbank
+from sbkit.audio.fbank import LEVEL_STATE, Fbank
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.encoder import require_registered
 from sbkit.models.encoder_parts import FeatureExtractor
@@ -23,7 +23,7 @@ from sbkit.models.streaming import NetworkState, last_frames, require_causal_lev
 class VoiceState(NetworkState):
     """The state of a voice activity model."""
 
-    level: Tensor  # (B, 2): sums of the running level
+    level: Tensor  # (B, LEVEL_STATE): of the running level
     features: Tensor  # (B, K, M): the last ones, normalized
     hidden: Tensor  # (B, 1, D): the state of the GRU
 
@@ -57,7 +57,7 @@ class VadModel:
         zeros = self.speech_lin.weight.new_zeros
         context = self.conv.kernel_size[0] - self.conv.stride[0]
         return VoiceState(
-            level=zeros(1, 2),
+            level=zeros(1, LEVEL_STATE),
             features=zeros(1, context, self.conv.in_channels),
             hidden=zeros(1, 1, self.rnn.hidden_size),
         )
