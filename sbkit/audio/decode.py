@@ -319,6 +319,8 @@ class _PacketReader(_Reader):
             note_once(f"note: {self.name} has {silence}. They are read as silence.")
         share = self.header.declared_share
         declared = self._declared_seconds(container, stream) if share else 0.0
+        if format == MP4:  # it may declare the duration of a track without the delay before it
+            declared = max(declared, min(declared + packets.delay, packets.last_start))
         if not packets.seconds:
             raise cut_short(self.name) if declared or share > 1 else _no_samples(self.name)
         # Decoders drop what an encoder adds before the sound and, to fill the last packet, after.
@@ -387,11 +389,16 @@ class _PacketClock:
             if format == MP4 and 0 < self._start <= MAX_UNDECLARED_SECONDS:
                 self._end += self._start
                 self._start = 0.0
+        self.last_start = 0.0  # of the last packet in the index of the file
+        if stream.index_entries and stream.time_base is not None:
+            last = stream.index_entries[-1].timestamp
+            self.last_start = float(last * stream.time_base) - self._start
         is_exact = format in FORMATS_WITH_TIME_STAMPS or stream.codec.lossless
         self._max_hole = MAX_HOLE_SECONDS if is_exact else math.inf
         self.file_end = 0.0  # of the latest packet of any stream
         self.seconds = 0.0  # the end of the sound so far, with the silence in it
         self.silence = 0.0  # its seconds
+        self.delay = 0.0  # those before the sound
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
         if self._container.format.name in FORMATS_WITH_FILE_DURATION:
@@ -428,6 +435,8 @@ class _PacketClock:
         """Place the frames of a packet after a hole, and return its number of samples."""
         rate = frames[0].rate
         num_silent = seconds_to_samples(hole, rate)
+        if not self.seconds:
+            self.delay = hole
         self.silence += num_silent / rate
         self.seconds += (num_silent + sum([frame.samples for frame in frames])) / rate
         return num_silent
