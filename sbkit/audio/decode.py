@@ -104,6 +104,8 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         file.seek(0)
         header = read_header(file, name)
         file.seek(0)
+        if header.end is not None and not options.keep_truncated:
+            raise cut_short(name)
     for number, (start, end) in enumerate(pairwise(header.flac_bounds), 1):
         file.seek(start)
         part = BytesIO(file.read(end - start))
@@ -135,7 +137,7 @@ def declared_seconds(file: BinaryIO) -> float:
     file.seek(0)
     header = read_header(file, "the file")
     file.seek(0)
-    with _open(file) as container:
+    with _open(file, header.end) as container:
         is_estimate = container.format.name in FORMATS_WITH_ESTIMATE and not header.mp3_frames
         return 0.0 if is_estimate else (container.duration or 0) / AV_TIME_BASE
 
@@ -205,7 +207,7 @@ class _PacketReader(_Reader):
         import av
 
         try:
-            container = _open(self.file)
+            container = _open(self.file, self.header.end)
         except (av.FFmpegError, ValueError) as error:
             if self.header.is_chunked:
                 raise cut_short(self.name) from error
@@ -442,12 +444,15 @@ class _PacketClock:
         return num_silent
 
 
-def _open(file: BinaryIO) -> "InputContainer":
-    """Open a file; raises av.FFmpegError or ValueError if it is not audio."""
+def _open(file: BinaryIO, end: int | None = None) -> "InputContainer":
+    """Open a file up to its end; raises av.FFmpegError or ValueError if it is not audio."""
     import av
 
+    def read(size: int) -> bytes:
+        return file.read(size if end is None else max(0, min(size, end - file.tell())))
+
     # Hide the file's name, because FFmpeg would trust its extension.
-    stream = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell, seekable=file.seekable)
+    stream = SimpleNamespace(read=read, seek=file.seek, tell=file.tell, seekable=file.seekable)
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
     # PyAV 18 raises UnicodeDecodeError for tags in another encoding; PyAV 19 never does.
     tags: dict[str, Any] = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}

@@ -223,6 +223,22 @@ def test_fragments_of_an_mp4_are_placed_although_only_the_first_is_declared() ->
     assert_heard(read(dash), [(0, 1)])
 
 
+@pytest.mark.parametrize("is_video", [True, False])
+def test_mp4_cut_in_the_table_of_a_fragment_is_read_up_to_it_if_asked(is_video: bool) -> None:
+    options = {"movflags": "empty_moov", "frag_duration": "500000"}
+    content = write("mp4", "aac", [(0, 6)], is_video=is_video, **options)
+    table = content.rindex(b"moof") - 4
+    (size,) = struct.unpack_from(">I", content, table)
+    whole = read(content[:table])
+    assert 5 < len(whole) / SAMPLE_RATE < 6
+    for cut in (8, size // 2, size - 1):
+        early = content[: table + cut]
+        with pytest.raises(AudioError, match="is truncated"):
+            read(early)
+        kept = np.concatenate([*stream_audio(BytesIO(early), keep_truncated=True)])
+        assert np.array_equal(kept, whole)
+
+
 # ---- time stamps that are not exact, or wrong
 
 
