@@ -8,13 +8,13 @@ Legend: S samples, C channels.
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import pairwise
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
@@ -61,6 +61,10 @@ FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
 # Formats whose packets have time stamps. FFmpeg derives those of others from what precedes them,
 # but those of ASF, which declare frames that the decoders of WMA hold back.
 FORMATS_WITH_TIME_STAMPS = {"flv", "matroska,webm", MP4, "mpeg", "mpegts", "nut", "ogg"}
+# Formats whose tracks are known from their first packets. FFmpeg looks for them in 5 MB and 5 s;
+# sound that starts later would be no track.
+FORMATS_WITH_LATE_TRACKS = {"mpeg", "mpegts"}
+LONG_PROBE = {"probesize": str(1 << 26), "analyzeduration": str(HOUR * AV_TIME_BASE)}  # 64 MB
 # Codecs that derive positions from the number of channels, even for microphone arrays.
 CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
 # Frames of AMR of this mode or above are 20 ms of a pause, which FFmpeg's decoders refuse.
@@ -208,6 +212,11 @@ class _PacketReader(_Reader):
 
         try:
             container = _open(self.file, self.header.end)
+            may_be_late = container.format.name in FORMATS_WITH_LATE_TRACKS
+            if may_be_late and not container.streams.best("audio") and self.file.seekable():
+                container.close()
+                self.file.seek(0)
+                container = _open(self.file, probe=LONG_PROBE)
         except (av.FFmpegError, ValueError) as error:
             if self.header.is_chunked:
                 raise cut_short(self.name) from error
@@ -444,8 +453,13 @@ class _PacketClock:
         return num_silent
 
 
-def _open(file: BinaryIO, end: int | None = None) -> "InputContainer":
-    """Open a file up to its end; raises av.FFmpegError or ValueError if it is not audio."""
+def _open(
+    file: BinaryIO, end: int | None = None, probe: Mapping[str, str] = MappingProxyType({})
+) -> "InputContainer":
+    """Open a file up to its end; raises av.FFmpegError or ValueError if it is not audio.
+
+    probe: options of FFmpeg for how far it looks for tracks.
+    """
     import av
 
     def read(size: int) -> bytes:
@@ -453,7 +467,7 @@ def _open(file: BinaryIO, end: int | None = None) -> "InputContainer":
 
     # Hide the file's name, because FFmpeg would trust its extension.
     stream = SimpleNamespace(read=read, seek=file.seek, tell=file.tell, seekable=file.seekable)
-    options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
+    options = {"format_whitelist": DEMUXERS, "protocol_whitelist": "", **probe}
     # PyAV 18 raises UnicodeDecodeError for tags in another encoding; PyAV 19 never does.
     tags: dict[str, Any] = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}
     container: InputContainer = av.open(stream, "r", options=options, **tags)

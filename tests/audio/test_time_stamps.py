@@ -204,6 +204,12 @@ def test_sound_that_starts_late_is_still_refused_if_it_ends_early(
     assert piece[0] == pytest.approx(4, abs=TOLERANCE) and 11 < piece[1] < 13
 
 
+@pytest.mark.parametrize(("container", "codec"), [("mpegts", "aac"), ("mpegts", "mp2")])
+def test_sound_that_starts_long_after_the_video_is_found(container: str, codec: str) -> None:
+    """FFmpeg looked for tracks in the first seconds, and the file had "no audio track"."""
+    assert_heard(read(write(container, codec, [(20, 21)])), [(20, 21)])
+
+
 def test_start_of_sound_alone_is_its_first_time_stamp() -> None:
     """A recording of a broadcast, or a part of a stream, may begin after hours."""
     for container in ("matroska", "mpegts", "ogg"):
