@@ -58,8 +58,8 @@ FORMATS_WITH_DURATION = {
 FORMATS_WITH_ESTIMATE = {"mp3", "aac"}  # from the first packets
 # Formats that declare the duration of all streams, which may start before the sound or end after.
 FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
-# Formats whose packets have time stamps. FFmpeg derives those of others from what precedes them,
-# but those of ASF, which declare frames that the decoders of WMA hold back.
+# Formats whose packets have time stamps. FFmpeg derives those of others from the packets before.
+# ASF has some, too, but they count frames that the decoders of WMA hold back.
 FORMATS_WITH_TIME_STAMPS = {"flv", "matroska,webm", MP4, "mpeg", "mpegts", "nut", "ogg"}
 # Formats whose tracks are known from their first packets. FFmpeg looks for them in 5 MB and 5 s;
 # sound that starts later would be no track.
