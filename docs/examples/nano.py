@@ -104,7 +104,7 @@ MIN_HZ = 20.0
 MIN_LEVEL = 15.5  # of the log power of a frame; clips below it, such as noise, stay quieter
 RANGE = 12.5  # mel bins that are further below the level become 0
 SPAN, SPAN_STEP = 60, 5  # features; half of a span must have a power that counts for the level
-MAX_TILT = 5.75  # log power that a frame may have above the weaker half of its spectrum
+MAX_TILT = 5.75  # log power that a frame may have above the weaker end of its spectrum
 TAIL = SAMPLE_RATE // 5  # zeros after a clip that is transcribed: CTC writes late
 
 
@@ -131,8 +131,10 @@ def measure_level(log_mels: Tensor, lengths: Tensor) -> Tensor:
 
     Power is sustained if half of 0.6 s have it, so a click or a beep has no share in the level.
     """
-    low, high = (half.exp().sum(2).log() for half in log_mels.chunk(2, 2))
-    power = torch.logaddexp(low, high).minimum(torch.minimum(low, high) + MAX_TILT)  # (B, T)
+    size = log_mels.shape[2] * 7 // 16
+    parts = (log_mels, log_mels[..., :size], log_mels[..., -size:])
+    power, low, high = (part.exp().sum(2).log() for part in parts)
+    power = power.minimum(torch.minimum(low, high) + MAX_TILT)  # (B, T)
     frames = torch.arange(power.shape[1]).clip(min=SPAN - SPAN_STEP).unsqueeze(1)
     frames = (frames - torch.arange(0, SPAN, SPAN_STEP)) % lengths[:, None, None]  # (B, T, 12)
     spans = (power.double() - MIN_LEVEL).gather(1, frames.flatten(1)).reshape(frames.shape)

@@ -73,7 +73,7 @@ class ChunkFormat(NamedTuple):
     alignment: int = 1  # of chunks, in bytes
 
 
-MP4_AUDIO = b"mdat"
+MP4_AUDIO, MP4_FRAGMENT = b"mdat", b"moof"
 W64_AUDIO = b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0O\x8e\xdb\x8a"
 CHUNK_FORMATS = {  # by the first bytes; a dot stands for any byte
     rb"(?:RIFF|RF64|BW64)....WAVE": ChunkFormat(12, struct.Struct("<4sI"), (b"data",), alignment=2),
@@ -82,7 +82,7 @@ CHUNK_FORMATS = {  # by the first bytes; a dot stands for any byte
     rb"riff": ChunkFormat(40, struct.Struct("<16sQ"), (W64_AUDIO,), True, 8),
     rb"caff": ChunkFormat(8, struct.Struct(">4sq"), (b"data",)),
     rb"....ftyp": ChunkFormat(
-        0, struct.Struct(">I4s"), (b"moov", b"moof", MP4_AUDIO), counts_header=True
+        0, struct.Struct(">I4s"), (b"moov", MP4_FRAGMENT, MP4_AUDIO), counts_header=True
     ),
 }
 
@@ -95,6 +95,7 @@ class Header(NamedTuple):
     # compared, 0 if the file was streamed and declares nothing.
     declared_share: float = 1.0
     is_chunked: bool = False  # one of CHUNK_FORMATS
+    end: int | None = None  # of the whole fragments of an MP4, if the table of the next is cut
     mp3_frames: int = 0  # the length that an MP3 declares, 0 if it declares none
     flac_bounds: Sequence[int] = ()  # the starts of FLACs that were joined, and their end
 
@@ -178,6 +179,8 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
             size = long_size if long_size and size == UNKNOWN_32_BITS else size
             if id == MP4_AUDIO and size > present:
                 return Header(is_chunked=True)  # FFmpeg knows how long it should be
+            if id == MP4_FRAGMENT and size > present:
+                return Header(is_chunked=True, end=position - chunk_format.header.size)
             is_streamed = size == 0 or present < size >= STREAMED_BYTES
             if not is_mp4 and (is_streamed or size > present + MAX_EXCESS_BYTES):
                 share = 0.0 if is_streamed else size / max(present, 1)

@@ -8,13 +8,13 @@ Legend: S samples, C channels.
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import pairwise
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
@@ -58,9 +58,13 @@ FORMATS_WITH_DURATION = {
 FORMATS_WITH_ESTIMATE = {"mp3", "aac"}  # from the first packets
 # Formats that declare the duration of all streams, which may start before the sound or end after.
 FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
-# Formats whose packets have time stamps. FFmpeg derives those of others from what precedes them,
-# but those of ASF, which declare frames that the decoders of WMA hold back.
+# Formats whose packets have time stamps. FFmpeg derives those of others from the packets before.
+# ASF has some, too, but they count frames that the decoders of WMA hold back.
 FORMATS_WITH_TIME_STAMPS = {"flv", "matroska,webm", MP4, "mpeg", "mpegts", "nut", "ogg"}
+# Formats whose tracks are known from their first packets. FFmpeg looks for them in 5 MB and 5 s;
+# sound that starts later would be no track.
+FORMATS_WITH_LATE_TRACKS = {"mpeg", "mpegts"}
+LONG_PROBE = {"probesize": str(1 << 26), "analyzeduration": str(HOUR * AV_TIME_BASE)}  # 64 MB
 # Codecs that derive positions from the number of channels, even for microphone arrays.
 CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
 # Frames of AMR of this mode or above are 20 ms of a pause, which FFmpeg's decoders refuse.
@@ -104,6 +108,8 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         file.seek(0)
         header = read_header(file, name)
         file.seek(0)
+        if header.end is not None and not options.keep_truncated:
+            raise cut_short(name)
     for number, (start, end) in enumerate(pairwise(header.flac_bounds), 1):
         file.seek(start)
         part = BytesIO(file.read(end - start))
@@ -135,7 +141,7 @@ def declared_seconds(file: BinaryIO) -> float:
     file.seek(0)
     header = read_header(file, "the file")
     file.seek(0)
-    with _open(file) as container:
+    with _open(file, header.end) as container:
         is_estimate = container.format.name in FORMATS_WITH_ESTIMATE and not header.mp3_frames
         return 0.0 if is_estimate else (container.duration or 0) / AV_TIME_BASE
 
@@ -205,7 +211,12 @@ class _PacketReader(_Reader):
         import av
 
         try:
-            container = _open(self.file)
+            container = _open(self.file, self.header.end)
+            may_be_late = container.format.name in FORMATS_WITH_LATE_TRACKS
+            if may_be_late and not container.streams.best("audio") and self.file.seekable():
+                container.close()
+                self.file.seek(0)
+                container = _open(self.file, probe=LONG_PROBE)
         except (av.FFmpegError, ValueError) as error:
             if self.header.is_chunked:
                 raise cut_short(self.name) from error
@@ -319,6 +330,8 @@ class _PacketReader(_Reader):
             note_once(f"note: {self.name} has {silence}. They are read as silence.")
         share = self.header.declared_share
         declared = self._declared_seconds(container, stream) if share else 0.0
+        if format == MP4:  # it may declare the duration of a track without the delay before it
+            declared = max(declared, min(declared + packets.delay, packets.last_start))
         if not packets.seconds:
             raise cut_short(self.name) if declared or share > 1 else _no_samples(self.name)
         # Decoders drop what an encoder adds before the sound and, to fill the last packet, after.
@@ -387,11 +400,16 @@ class _PacketClock:
             if format == MP4 and 0 < self._start <= MAX_UNDECLARED_SECONDS:
                 self._end += self._start
                 self._start = 0.0
+        self.last_start = 0.0  # of the last packet in the index of the file
+        if stream.index_entries and stream.time_base is not None:
+            last = stream.index_entries[-1].timestamp
+            self.last_start = float(last * stream.time_base) - self._start
         is_exact = format in FORMATS_WITH_TIME_STAMPS or stream.codec.lossless
         self._max_hole = MAX_HOLE_SECONDS if is_exact else math.inf
         self.file_end = 0.0  # of the latest packet of any stream
         self.seconds = 0.0  # the end of the sound so far, with the silence in it
         self.silence = 0.0  # its seconds
+        self.delay = 0.0  # those before the sound
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
         if self._container.format.name in FORMATS_WITH_FILE_DURATION:
@@ -428,18 +446,28 @@ class _PacketClock:
         """Place the frames of a packet after a hole, and return its number of samples."""
         rate = frames[0].rate
         num_silent = seconds_to_samples(hole, rate)
+        if not self.seconds:
+            self.delay = hole
         self.silence += num_silent / rate
         self.seconds += (num_silent + sum([frame.samples for frame in frames])) / rate
         return num_silent
 
 
-def _open(file: BinaryIO) -> "InputContainer":
-    """Open a file; raises av.FFmpegError or ValueError if it is not audio."""
+def _open(
+    file: BinaryIO, end: int | None = None, probe: Mapping[str, str] = MappingProxyType({})
+) -> "InputContainer":
+    """Open a file up to its end; raises av.FFmpegError or ValueError if it is not audio.
+
+    probe: options of FFmpeg for how far it looks for tracks.
+    """
     import av
 
+    def read(size: int) -> bytes:
+        return file.read(size if end is None else max(0, min(size, end - file.tell())))
+
     # Hide the file's name, because FFmpeg would trust its extension.
-    stream = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell, seekable=file.seekable)
-    options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
+    stream = SimpleNamespace(read=read, seek=file.seek, tell=file.tell, seekable=file.seekable)
+    options = {"format_whitelist": DEMUXERS, "protocol_whitelist": "", **probe}
     # PyAV 18 raises UnicodeDecodeError for tags in another encoding; PyAV 19 never does.
     tags: dict[str, Any] = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}
     container: InputContainer = av.open(stream, "r", options=options, **tags)

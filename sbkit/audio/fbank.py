@@ -45,9 +45,11 @@ RANGE = 12.5
 SPAN_FRAMES, SPAN_STEP = 60, 5
 MIN_SUSTAINED = SPAN_FRAMES // SPAN_STEP // 2
 PAST_FRAMES = SPAN_FRAMES - SPAN_STEP  # before a frame
-# In log power, 25 dB. The half of the spectrum that has less power in tones, chords and hum is
-# further below the other half than in speech.
+# In log power, 25 dB. In tones, chords and hum, the lowest or the highest 7/16 of the bins are
+# further below all bins than in speech. A tone between two halves would have power in both: at
+# 1.8 kHz, it raised the level of speech of -20 dB by 40 dB, and now by 0.5.
 MAX_TILT = 5.75
+OUTER_BINS = 7  # sixteenths
 MEMORY_FRAMES = 100  # after 1 s, the weight of a frame in a running level has fallen to 1 / e
 LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # the weights within a block differ by up to exp(10)
 MIN_WEIGHT_SUM = 1e-9  # of all frames; digital silence has less
@@ -195,8 +197,9 @@ def subtract_level(
 
 def _measure_power(features: Tensor) -> Tensor:
     """Return the log power of frames above MIN_LEVEL, less that of tones: (B, T, M) -> (B, T)."""
-    low, high = (half.exp().sum(-1).log() for half in features.chunk(2, -1))
-    power = torch.logaddexp(low, high)
+    size = OUTER_BINS * features.shape[2] // 16
+    parts = (features, features[..., :size], features[..., -size:])
+    power, low, high = (part.exp().sum(-1).log() for part in parts)
     return torch.minimum(power, torch.minimum(low, high) + MAX_TILT) - MIN_LEVEL
 
 

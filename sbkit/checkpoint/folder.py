@@ -94,6 +94,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         is_dated = math.isfinite(meta["unixtime"])
     except (*READ_ERRORS, yaml.YAMLError):
         return None
+    # Checkpoints of SpeechBrain have no task.
     if TASK in meta and (format := meta.get(FORMAT, 1)) != CHECKPOINT_FORMAT:
         raise ConfigError(
             f"{folder} has format {format}, and this version of sbkit reads {CHECKPOINT_FORMAT}: "

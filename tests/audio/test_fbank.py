@@ -179,6 +179,17 @@ def test_sounds_that_are_short_or_tones_hardly_move_the_level(
                 assert changes[settled:].abs().max() < 0.75
 
 
+def test_tone_of_any_frequency_hardly_moves_the_level(prompts: list[Tensor]) -> None:
+    """One between the halves of the spectrum, at 1.6 to 2 kHz, silenced the speech beside it."""
+    clip = next(clip for clip in prompts if len(clip) > SECOND)
+    speech = scaled(clip / clip.abs().max() * 32_767, -20)
+    expected = features_of(speech)
+    for hertz in range(100, 8000, 100):
+        parts = [speech, torch.zeros(SECOND // 3), 32_767 * sine(hertz, 1.0)]
+        changes = features_of(torch.cat(parts))[: len(expected)] - expected
+        assert changes.abs().max() < 0.75, hertz
+
+
 @pytest.mark.parametrize("decibels", [-30, -50])
 @pytest.mark.parametrize("share", [0.02, 0.3])
 def test_noise_around_rare_speech_hardly_moves_the_level(

@@ -46,14 +46,16 @@ def write(
     is_video: bool = True,
     mute: Piece = (0, 0),
     encoder: dict[str, str] | None = None,
+    file: Path | None = None,
     **options: str,
 ) -> bytes:
     """Write tones at the times of pieces, with a video from 0 s where the container has one.
 
     change: changes the packets of the sound before they are written.
     mute: where the tones are silent.
+    file: for options with which FFmpeg reads again what it wrote.
     """
-    with av.open(file := BytesIO(), "w", container, options) as output:
+    with av.open(file or (content := BytesIO()), "w", container, options) as output:
         sound: Any = output.add_stream(codec, RATE, encoder, layout="mono")
         sound.codec_context.open()
         size = sound.codec_context.frame_size or 1024
@@ -79,7 +81,7 @@ def write(
             packets += video.encode(None)
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             output.mux(packet)
-    return file.getvalue()
+    return file.read_bytes() if file else content.getvalue()
 
 
 class Pipe(BytesIO):
@@ -184,6 +186,30 @@ def test_edit_list_delays_and_cuts_the_sound(
     assert_heard(read(with_edits(content, edits)), expected)
 
 
+@pytest.mark.parametrize("is_video", [True, False])
+@pytest.mark.parametrize(
+    ("container", "codec"), [pair for pair in PAIRS if pair[0] in ("mp4", "mov")]
+)
+def test_sound_that_starts_late_is_still_refused_if_it_ends_early(
+    container: str, codec: str, is_video: bool, tmp_path: Path
+) -> None:
+    """An MP4 declares the duration of a track without its delay, which hid what was missing."""
+    options = {"file": tmp_path / "a", "movflags": "faststart"}  # its tables come first
+    content = write(container, codec, [(4, 14)], is_video=is_video, **options)
+    assert_heard(read(content), [(4, 14)])
+    early = content[: len(content) * 4 // 5]
+    with pytest.raises(AudioError, match=r"it declares 14\.\d s, has 1[12]\.\d s"):
+        read(early)
+    (piece,) = heard(np.concatenate([*stream_audio(BytesIO(early), keep_truncated=True)]))
+    assert piece[0] == pytest.approx(4, abs=TOLERANCE) and 11 < piece[1] < 13
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mpegts", "aac"), ("mpegts", "mp2")])
+def test_sound_that_starts_long_after_the_video_is_found(container: str, codec: str) -> None:
+    """FFmpeg looked for tracks in the first seconds, and the file had "no audio track"."""
+    assert_heard(read(write(container, codec, [(20, 21)])), [(20, 21)])
+
+
 def test_start_of_sound_alone_is_its_first_time_stamp() -> None:
     """A recording of a broadcast, or a part of a stream, may begin after hours."""
     for container in ("matroska", "mpegts", "ogg"):
@@ -201,6 +227,22 @@ def test_fragments_of_an_mp4_are_placed_although_only_the_first_is_declared() ->
         assert_heard(read_audio(file), pieces)
     dash = write("mp4", "aac", [(4, 5)], is_video=False, movflags="delay_moov+frag_keyframe")
     assert_heard(read(dash), [(0, 1)])
+
+
+@pytest.mark.parametrize("is_video", [True, False])
+def test_mp4_cut_in_the_table_of_a_fragment_is_read_up_to_it_if_asked(is_video: bool) -> None:
+    options = {"movflags": "empty_moov", "frag_duration": "500000"}
+    content = write("mp4", "aac", [(0, 6)], is_video=is_video, **options)
+    table = content.rindex(b"moof") - 4
+    (size,) = struct.unpack_from(">I", content, table)
+    whole = read(content[:table])
+    assert 5 < len(whole) / SAMPLE_RATE < 6
+    for cut in (8, size // 2, size - 1):
+        early = content[: table + cut]
+        with pytest.raises(AudioError, match="is truncated"):
+            read(early)
+        kept = np.concatenate([*stream_audio(BytesIO(early), keep_truncated=True)])
+        assert np.array_equal(kept, whole)
 
 
 # ---- time stamps that are not exact, or wrong
