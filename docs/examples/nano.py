@@ -103,8 +103,8 @@ PREEMPHASIS = 0.97
 MIN_HZ = 20.0
 MIN_LEVEL = 15.5  # of the log power of a frame; clips below it, such as noise, stay quieter
 RANGE = 12.5  # mel bins that are further below the level become 0
-SPAN, SPAN_STEP = 60, 5  # features; half of a span must have a power that counts for the level
-MAX_TILT = 5.75  # log power that a frame may have above the weaker end of its spectrum
+SPAN, SPAN_STEP, SPAN_HOP = 60, 5, 4  # features; half of a span must have a power that counts
+MAX_TILT = 10**2.5  # of the power of a frame to that of the weaker end of its spectrum
 TAIL = SAMPLE_RATE // 5  # zeros after a clip that is transcribed: CTC writes late
 
 
@@ -131,15 +131,14 @@ def measure_level(log_mels: Tensor, lengths: Tensor) -> Tensor:
 
     Power is sustained if half of 0.6 s have it, so a click or a beep has no share in the level.
     """
-    size = log_mels.shape[2] * 7 // 16
-    parts = (log_mels, log_mels[..., :size], log_mels[..., -size:])
-    power, low, high = (part.exp().sum(2).log() for part in parts)
-    power = power.minimum(torch.minimum(low, high) + MAX_TILT)  # (B, T)
-    frames = torch.arange(power.shape[1]).clip(min=SPAN - SPAN_STEP).unsqueeze(1)
-    frames = (frames - torch.arange(0, SPAN, SPAN_STEP)) % lengths[:, None, None]  # (B, T, 12)
+    powers, size = log_mels.exp(), N_MELS * 7 // 16
+    low, high = powers[..., :size].sum(2), powers[..., -size:].sum(2)
+    power = powers.sum(2).minimum(MAX_TILT * low.minimum(high)).log()  # (B, T)
+    ends = torch.arange(0, power.shape[1], SPAN_HOP).clip(min=SPAN - SPAN_STEP).unsqueeze(1)
+    frames = (ends - torch.arange(0, SPAN, SPAN_STEP)) % lengths[:, None, None]  # (B, T / 4, 12)
     spans = (power.double() - MIN_LEVEL).gather(1, frames.flatten(1)).reshape(frames.shape)
-    sustained = spans.topk(SPAN // SPAN_STEP // 2).values[..., -1]  # (B, T)
-    weights = (2 * sustained).exp() * length_mask(lengths, sustained.shape[1])
+    sustained = spans.sort(2).values[..., -(SPAN // SPAN_STEP // 2)]  # (B, T / 4)
+    weights = (2 * sustained).exp() * length_mask(lengths, power.shape[1])[:, ::SPAN_HOP]
     mean = (weights * sustained).sum(1) / weights.sum(1)
     return (MIN_LEVEL + mean.clamp(min=0)).float()[:, None, None]
 

@@ -43,12 +43,13 @@ RANGE = 12.5
 # A sound raises the level if it lasts for half of 0.6 s, so clicks, bumps and beeps do not. Every
 # fifth frame is compared: all of them would give the same level in four times the time.
 SPAN_FRAMES, SPAN_STEP = 60, 5
+SPAN_HOP = 4  # between the spans of a whole clip, which together have all of its frames
 MIN_SUSTAINED = SPAN_FRAMES // SPAN_STEP // 2
 PAST_FRAMES = SPAN_FRAMES - SPAN_STEP  # before a frame
-# In log power, 25 dB. In tones, chords and hum, the lowest or the highest 7/16 of the bins are
-# further below all bins than in speech. A tone between two halves would have power in both: at
-# 1.8 kHz, it raised the level of speech of -20 dB by 40 dB, and now by 0.5.
-MAX_TILT = 5.75
+# 25 dB. In tones, chords and hum, the lowest or the highest 7/16 of the bins are further below all
+# bins than in speech. A tone between two halves would have power in both: at 1.8 kHz, it raised the
+# level of speech of -20 dB by 40 dB, and now by 0.5.
+MAX_TILT = 10**2.5
 OUTER_BINS = 7  # sixteenths
 MEMORY_FRAMES = 100  # after 1 s, the weight of a frame in a running level has fallen to 1 / e
 LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # the weights within a block differ by up to exp(10)
@@ -176,14 +177,15 @@ def subtract_level(
         return features, state
     mask = length_mask(lengths, features.shape[1], features.device)
     power = _measure_power(features).to(sum_dtype(features.device))  # (B, T)
+    is_measured = length_mask(measured, features.shape[1], features.device)
     if level == "running":
         past = torch.cat([state[:, 2:].to(power.dtype), power], 1)
         spans = past.unfold(1, PAST_FRAMES + 1, 1)[..., ::SPAN_STEP]  # (B, T, 12)
     else:
         past = power
-        spans = _spans_of(power, measured)
-    sustained = spans.topk(MIN_SUSTAINED).values[..., -1]  # (B, T)
-    weights = (2 * sustained).exp() * length_mask(measured, features.shape[1], features.device)
+        spans, is_measured = _spans_of(power, measured), is_measured[:, ::SPAN_HOP]
+    sustained = spans.sort(-1).values[..., -MIN_SUSTAINED]  # (B, T or T / 4)
+    weights = (2 * sustained).exp() * is_measured
     terms = torch.stack([weights * sustained, weights], 1)  # (B, 2, T)
     if level == "running":
         terms, sums = _accumulate(terms, state[:, :2])
@@ -197,20 +199,21 @@ def subtract_level(
 
 def _measure_power(features: Tensor) -> Tensor:
     """Return the log power of frames above MIN_LEVEL, less that of tones: (B, T, M) -> (B, T)."""
-    size = OUTER_BINS * features.shape[2] // 16
-    parts = (features, features[..., :size], features[..., -size:])
-    power, low, high = (part.exp().sum(-1).log() for part in parts)
-    return torch.minimum(power, torch.minimum(low, high) + MAX_TILT) - MIN_LEVEL
+    bins = features.shape[2]
+    size = OUTER_BINS * bins // 16
+    parts = torch.split(features.exp(), [size, bins - 2 * size, size], -1)
+    low, middle, high = (part.sum(-1) for part in parts)
+    return torch.minimum(low + middle + high, MAX_TILT * torch.minimum(low, high)).log() - MIN_LEVEL
 
 
 def _spans_of(power: Tensor, measured: Tensor) -> Tensor:
-    """Return each frame and those before it: (B, T) -> (B, T, 12).
+    """Return every fourth frame, and those before it: (B, T) -> (B, T / 4, 12).
 
     The first frames have those after them, and a clip shorter than a span goes on at its other end.
     """
-    frames = torch.arange(power.shape[1], device=power.device).clip(min=PAST_FRAMES)
+    frames = torch.arange(0, power.shape[1], SPAN_HOP, device=power.device).clip(min=PAST_FRAMES)
     index = frames.unsqueeze(1) - torch.arange(0, SPAN_FRAMES, SPAN_STEP, device=power.device)
-    index = index.unsqueeze(0) % measured.clip(min=1).to(power.device)[:, None, None]  # (B, T, 12)
+    index = index.unsqueeze(0) % measured.clip(min=1).to(power.device)[:, None, None]
     return power.gather(1, index.flatten(1)).reshape(index.shape)
 
 

@@ -55,7 +55,7 @@ def test_format_is_written_with_its_parity_report(exported: Path, name: str) -> 
             num_different = report["test_sets"]["transcripts_with_other_words"]
             assert name == "sherpa-onnx" or (rates == trained and not num_different)
             assert rates["CER"] == pytest.approx(trained["CER"], abs=0.002)
-            assert num_different <= 4
+            assert num_different <= 6
 
 
 def test_quiet_clips_are_recognized_alike(exported: Path, clips: Clips) -> None:
