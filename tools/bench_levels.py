@@ -4,7 +4,7 @@ python -m tools.bench_levels BUNDLE [BUNDLE ...] [--data TABLE] [--clips COUNT]
     [--ways transcribed one-piece live] [--vad BUNDLE]
 
 TABLE is a table as for `sbkit score`; without it, the test clips of the default corpus are used.
-With COUNT, only so many of them are used, of all lengths. In one way, the 65 clips of the default
+COUNT limits their number; those used have all lengths. In one way, the 65 clips of the default
 corpus take 320 s of processor time. Decodes greedily, and prints character error rates in percent
 (errors / characters) of each condition, for each bundle and each way to run it:
 

@@ -298,7 +298,7 @@ class SoftenPart(nn.Module):
     of two speakers, unless it has learned to: 20 dB below, a CER of 51 % became 17 %.
 
     prob: the share of utterances with a softer part, from 20 to 80 % of their length.
-    max_db: the part is softer by up to so much.
+    max_db: the largest difference; the smallest is 0.
     """
 
     RANGES: ClassVar = {

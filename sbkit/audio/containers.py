@@ -17,8 +17,8 @@ EXTENSIBLE_TAG = 0xFFFE  # of WAV: the tag stands in another field
 STREAMED_BYTES = 2_000_000_000  # programs that write into a pipe declare this size or more
 MAX_EXCESS_BYTES = 64  # some programs count the header as audio
 UNKNOWN_32_BITS = 0xFFFFFFFF  # of RF64: the size stands in the chunk ds64
-# So many seconds may be missing at the end of a file or a span, or such a share of those that it
-# declares, up to the last number of seconds: recorders and tables round.
+# What may be missing at the end of a file or a span, because recorders and tables round: seconds,
+# or if it is more, a share of its declared length, up to a maximum.
 MISSING_SECONDS, MISSING_SHARE, MAX_MISSING_SECONDS = 0.1, 0.01, 1.0
 MAX_CHUNKS = 100_000  # fragments of one second in an MP4 of half a day
 ID3_HEADER_BYTES = 10

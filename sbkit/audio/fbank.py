@@ -47,8 +47,8 @@ SPAN_HOP = 4  # between the spans of a whole clip, which together have all of it
 MIN_SUSTAINED = SPAN_FRAMES // SPAN_STEP // 2
 PAST_FRAMES = SPAN_FRAMES - SPAN_STEP  # before a frame
 # 25 dB. In tones, chords and hum, the lowest or the highest 7/16 of the bins are further below all
-# bins than in speech. A tone between two halves would have power in both: at 1.8 kHz, it raised the
-# level of speech of -20 dB by 40 dB, and now by 0.5.
+# bins than in speech. A tone between two halves would have power in both: at 1.8 kHz, it would
+# raise the level of speech that is 20 dB softer by 40 dB.
 MAX_TILT = 10**2.5
 OUTER_BINS = 7  # sixteenths
 MEMORY_FRAMES = 100  # after 1 s, the weight of a frame in a running level has fallen to 1 / e
@@ -181,17 +181,11 @@ def subtract_level(
     if level == "running":
         past = torch.cat([state[:, 2:].to(power.dtype), power], 1)
         spans = past.unfold(1, PAST_FRAMES + 1, 1)[..., ::SPAN_STEP]  # (B, T, 12)
-    else:
-        past = power
-        spans, is_measured = _spans_of(power, measured), is_measured[:, ::SPAN_HOP]
-    sustained = spans.sort(-1).values[..., -MIN_SUSTAINED]  # (B, T or T / 4)
-    weights = (2 * sustained).exp() * is_measured
-    terms = torch.stack([weights * sustained, weights], 1)  # (B, 2, T)
-    if level == "running":
-        terms, sums = _accumulate(terms, state[:, :2])
+        terms, sums = _accumulate(_weigh_sustained(spans, is_measured), state[:, :2])
         state = torch.cat([sums, past[:, -PAST_FRAMES:].to(sums.dtype)], 1)
     else:
-        terms = terms.sum(-1, keepdim=True)
+        spans = _spans_of(power, measured)
+        terms = _weigh_sustained(spans, is_measured[:, ::SPAN_HOP]).sum(-1, keepdim=True)
     height = (terms[:, :1] / terms[:, 1:].clamp(min=MIN_WEIGHT_SUM)).clamp(min=0)  # (B, 1, T or 1)
     zero = (height.transpose(1, 2) + (MIN_LEVEL - RANGE)).to(features.dtype)
     return (features - zero).relu() * mask.unsqueeze(-1), state
@@ -217,11 +211,21 @@ def _spans_of(power: Tensor, measured: Tensor) -> Tensor:
     return power.gather(1, index.flatten(1)).reshape(index.shape)
 
 
+def _weigh_sustained(spans: Tensor, is_measured: Tensor) -> Tensor:
+    """Return sustained power times weight, and the weight: (B, T, 12), (B, T) -> (B, 2, T).
+
+    Half of the frames of a span have at least its sustained power.
+    """
+    sustained = spans.sort(-1).values[..., -MIN_SUSTAINED]  # (B, T)
+    weights = (2 * sustained).exp() * is_measured
+    return torch.stack([weights * sustained, weights], 1)
+
+
 def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     """Add the terms up to each frame, (B, 2, T), and return the sums after the last, (B, 2).
 
     In a block, later frames weigh more, instead of earlier ones less: only the ratio of the sums
-    counts. Over all frames, the weights would overflow after 58 minutes. Legend: N blocks.
+    counts. Over all frames, the weights would overflow after 11 minutes. Legend: N blocks.
     """
     frames = terms.shape[2]
     size, padding = LEVEL_BLOCK_FRAMES, 2 * LEVEL_BLOCK_FRAMES - frames % LEVEL_BLOCK_FRAMES

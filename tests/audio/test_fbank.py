@@ -242,8 +242,9 @@ def test_running_level_is_the_same_in_chunks_and_ignores_what_follows(
 
 def test_running_level_follows_a_microphone_that_is_turned_down(prompts: list[Tensor]) -> None:
     clip = torch.cat(prompts)[: 30 * SECOND]
-    after = features_of(torch.cat([clip, scaled(clip, -10)]), "running")[-500:]
-    assert (after - features_of(clip, "running")[-500:]).abs().max() < 1.0
+    quiet = scaled(clip[: 15 * SECOND], -20)
+    after = features_of(torch.cat([clip, quiet]), "running")[-100:]
+    assert (after - features_of(quiet, "running")[-100:]).abs().max() < 0.2
 
 
 @pytest.mark.slow
