@@ -68,12 +68,6 @@ class AsrBrain(Brain):
         table = text_table(self.hparams.language, self.hparams.settings.get("text"))
         self.normalize = transcript_normalizer(table, self.tokenizer.tags)
 
-    def init_optimizers(self) -> None:
-        super().init_optimizers()
-        head = self.network.seq_lin
-        if head is not None and self.hparams.ctc_weight == 1 and not self.network.has_decoder:
-            head.requires_grad_(False)
-
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         audio, lengths = self.augmentation.augment_audio(batch, training=stage is Stage.TRAIN)
         if stage is not Stage.TRAIN and self._is_long(batch):

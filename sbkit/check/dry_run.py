@@ -55,10 +55,6 @@ UNUSED_FIX = (
     "Use it in the recipe, `freeze` it, or take it out of the YAML; for a decoder, set "
     "`num_decoder_layers: 0`."
 )
-UNRUN_FIX = (
-    "Take it out of the YAML and of `model`, or let it run; for a decoder's head, set "
-    "`num_decoder_layers` to at least 1 and `ctc_weight` below 1."
-)
 ZERO_FIX = "Look for round(), sign(), clamp() or a factor of 0 between it and the loss."
 MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in another order
 
@@ -297,7 +293,7 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
 
 
 def _frozen_by_code(run: CheckedRun) -> Iterator[Finding]:
-    """Note the parts of the network that the Brain freezes by itself, such as an unused head."""
+    """Note the parts of the network that the Brain freezes, but not the YAML."""
     objects, brain = dict(run.copy.hparams.items()), run.brain  # marks no key as read
     declared = [parameters_at(path, objects, FREEZE) for path in brain.training_step.freezing.steps]
     frozen_by_key = {id(parameter) for parameters in declared for parameter in parameters}
@@ -306,12 +302,10 @@ def _frozen_by_code(run: CheckedRun) -> Iterator[Finding]:
         parameters = [*part.parameters()] if isinstance(part, nn.Module) else []
         learnable = [p for p in parameters if id(p) in run.learnable - frozen_by_key]
         if learnable and not any(p.requires_grad for p in learnable):
-            kind, is_run = type(brain).__name__, id(part) in run.dry_run.called
             yield run.note(
                 name,
-                problem=f"`{name}` is declared, but {'' if is_run else 'nothing runs it, and '}"
-                f"{kind} freezes it, so it never learns",
-                fix=f"Declare it: `freeze: [{name}]`." if is_run else UNRUN_FIX,
+                problem=f"{type(brain).__name__} freezes `{name}`, so it never learns",
+                fix=f"Declare it: `freeze: [{name}]`, or take it out of the YAML and of `model`.",
             )
 
 

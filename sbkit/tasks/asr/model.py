@@ -41,7 +41,9 @@ class AsrModel(AcousticModel):
     without ``linear_stack``, ``ctc_lin`` reads the encoder directly.
 
     model: the ModuleList that owns the parameters of all parts.
-    ctc_lin, seq_lin: linear layers (D -> V), of CTC and of the attention decoder.
+    ctc_lin: a linear layer (D -> V), of CTC.
+    seq_lin: a linear layer (D -> V), of the attention decoder; without one, of the CTC loss in the
+        middle of the encoder, in training.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class AsrModel(AcousticModel):
             logits = self._next_logits(decoded)
         else:
             states, lengths = backbone(x, lengths)
-        intermediate = None if middle is None else self.ctc_log_probs(middle)
+        intermediate = None if middle is None else self._middle_log_probs(middle)
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,6 +145,13 @@ class AsrModel(AcousticModel):
     def ctc_log_probs(self, states: Tensor) -> Tensor:
         """Return ln p of every token at every frame, in float32: (B, U, D) -> (B, U, V)."""
         logits: Tensor = self.ctc_lin(self.linear_stack(states))
+        return logits.float().log_softmax(-1)
+
+    def _middle_log_probs(self, states: Tensor) -> Tensor:
+        """Score tokens in the middle of the encoder by `seq_lin`, unless it is a decoder's head."""
+        if self.seq_lin is None or self.has_decoder:
+            return self.ctc_log_probs(states)
+        logits: Tensor = self.seq_lin(self.linear_stack(states))
         return logits.float().log_softmax(-1)
 
     def decoder_log_probs(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:

@@ -236,18 +236,18 @@ MUTATIONS = [
         options=("--freeze={CNN: 1}",),
     ),
     mutation(
-        "a decoder's head without a decoder",
-        note("unused", "seq_lin", "nothing runs it", "Take it out of the YAML and of `model`"),
-        options=WITHOUT_DECODER,
+        "a head for the middle, whose loss is turned off",
+        error("unused", "inter_ctc_weight", "`seq_lin` cannot learn with `inter_ctc_weight: 0"),
+        options=(*WITHOUT_DECODER, "--inter_ctc_weight=0"),
     ),
     mutation(
-        "the head taken out, as its note says",
+        "the head taken out, as its error says",
         text=((SEQ_LIN, "ctc_lin:"), (HEADS, "!ref <ctc_lin>]")),
         options=WITHOUT_DECODER,
     ),
     mutation(
         "a part that the Brain freezes, but not the YAML",
-        note("unused", "CNN", "but FrozenFrontEnd freezes it", "`freeze: [CNN]`"),
+        note("unused", "CNN", "FrozenFrontEnd freezes `CNN`", "`freeze: [CNN]`"),
         recipe=brain(FrozenFrontEnd),
     ),
     mutation(
