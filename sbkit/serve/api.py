@@ -11,9 +11,8 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from io import IOBase
 from itertools import chain
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Annotated, BinaryIO, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
@@ -416,7 +415,7 @@ async def answer_transcription(models: ServedModels, request: Request) -> Respon
     except ApiError:
         await form.close()
         raise
-    file = cast(IOBase, cast(UploadFile, form["file"]).file)  # closed by the recognizer
+    file = cast(UploadFile, form["file"]).file  # closed by the recognizer
     return await _until_disconnected(request, _transcription(fields, file, recognizer))
 
 
@@ -434,7 +433,7 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
 
 
 async def _transcription(
-    fields: TranscriptionFields, file: IOBase, recognizer: RecognitionService
+    fields: TranscriptionFields, file: BinaryIO, recognizer: RecognitionService
 ) -> Response:
     """Transcribe a file, and return its text as requested."""
     needs_word_times = fields.response_format not in STREAMED_FORMATS

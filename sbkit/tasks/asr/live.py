@@ -3,7 +3,6 @@
 The audio arrives in blocks of int16, from a file, standard input or a microphone.
 """
 
-import io
 import json
 import queue
 import signal
@@ -22,7 +21,15 @@ from typing import BinaryIO, TextIO, cast
 import numpy as np
 
 from sbkit.audio.decode import Block, check_rate
-from sbkit.audio.io import FULL_SCALE, STANDARD, Samples, resample_blocks, stream_audio, to_int16
+from sbkit.audio.io import (
+    FULL_SCALE,
+    STANDARD,
+    Pipe,
+    Samples,
+    resample_blocks,
+    stream_audio,
+    to_int16,
+)
 from sbkit.base.errors import ConfigError, DataError, DeviceError
 from sbkit.base.imports import require_package
 from sbkit.base.messages import printable_json
@@ -137,20 +144,11 @@ def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator
         yield block
 
 
-class _Unbuffered(io.RawIOBase):
-    """A pipe whose reads return what has arrived; a buffered read waits for a full buffer."""
-
-    def __init__(self, content: BufferedReader) -> None:
-        self.read = content.read1  # type: ignore[method-assign]
-
-    def readable(self) -> bool:
-        return True
-
-
 def _stdin(content: BufferedReader, sample_rate: int, raw_rate: int | None) -> Iterator[Samples]:
     """Yield blocks of a pipe as they arrive; PyAV would wait for the first 64 kB of a WAV."""
     if raw_rate is None and not content.peek(4).startswith(b"RIFF"):
-        return stream_audio(_Unbuffered(content), sample_rate, LIVE_BLOCK_SECONDS)
+        # A read returns what has arrived; a buffered one would wait for a full buffer.
+        return stream_audio(Pipe(content.read1), sample_rate, LIVE_BLOCK_SECONDS)
     if raw_rate is not None:
         rate, blocks = raw_rate, _read_pcm(partial(_read_frames, content, 1), raw_rate, channels=1)
     else:
