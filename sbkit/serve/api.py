@@ -16,6 +16,7 @@ from typing import Annotated, BinaryIO, ClassVar, Literal, NamedTuple, Self, Typ
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
@@ -423,11 +424,31 @@ class ClientEvent(Fields):
     audio: str = ""  # in base64
 
 
+class _FormParser(MultiPartParser):
+    """Take a part with `filename*` alone for a file, as versions of urllib3 before 1.25 send it."""
+
+    def on_header_end(self) -> None:
+        value = self._current_partial_header_value  # private, as in starlette 1.10
+        if b"filename=" not in value:
+            self._current_partial_header_value = value.replace(b"filename*=", b"filename=")
+        super().on_header_end()
+
+
+async def _read_form(request: Request) -> FormData:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        return FormData()
+    try:
+        async with aclosing(request.stream()) as stream:
+            return await _FormParser(request.headers, stream, **FORM_LIMITS).parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"The API does not accept this request: {error.message}") from None
+
+
 async def answer_transcription(models: ServedModels, request: Request) -> Response:
     """Transcribe the file of a form."""
     notes = query_notes(request, TranscriptionFields)
     try:
-        form = await request.form(**FORM_LIMITS)
+        form = await _read_form(request)
     except OSError as error:
         reason = error.strerror
         raise ApiError(503, f"The server cannot store the file ({reason}).") from error

@@ -92,6 +92,14 @@ def test_unknown_fields_and_parameters_are_accepted_and_listed(server: RunningSe
     assert "X-Sbkit-Notes" not in server.post(CLIP, data={"temperature": "0"}).headers
 
 
+def test_file_may_have_only_an_encoded_name(server: RunningServer) -> None:
+    start = (
+        b"--x\r\nContent-Disposition: form-data; name=\"file\"; filename*=utf-8''b%C3%BCro\r\n\r\n"
+    )
+    content = start + server.say("a fox") + b"\r\n--x--\r\n"
+    assert server.post(content=content, headers=BOUNDARY).json()["text"] == "a fox"
+
+
 def test_target_may_name_the_server(server: RunningServer) -> None:
     host, port = server.client.base_url.host, server.client.base_url.port
     for target in (f"http://{host}:{port}/health", f"HTTP://{host}:{port}/health?x=1", "/health"):
