@@ -435,7 +435,7 @@ class _FormParser(MultiPartParser):
 
 
 async def _read_form(request: Request) -> FormData:
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return FormData()
     try:
         async with aclosing(request.stream()) as stream:

@@ -93,9 +93,7 @@ def test_unknown_fields_and_parameters_are_accepted_and_listed(server: RunningSe
 
 
 def test_file_may_have_only_an_encoded_name(server: RunningServer) -> None:
-    start = (
-        b"--x\r\nContent-Disposition: form-data; name=\"file\"; filename*=utf-8''b%C3%BCro\r\n\r\n"
-    )
+    start = FORM_START.replace(b'filename="a.wav"', b"filename*=utf-8''b%C3%BCro.wav")
     content = start + server.say("a fox") + b"\r\n--x--\r\n"
     assert server.post(content=content, headers=BOUNDARY).json()["text"] == "a fox"
 
