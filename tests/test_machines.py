@@ -134,7 +134,7 @@ fcntl.flock = lock_on_nfs
 NO_LOCKS = """
 def refuse_lock(*_):
     raise OSError(errno.ENOLCK, "No locks available")
-fcntl.fcntl = fcntl.flock = fcntl.lockf = refuse_lock
+fcntl.flock = refuse_lock
 """
 NO_FSYNC_OF_FOLDERS = """
 fsync = os.fsync

@@ -464,6 +464,12 @@ def test_tune_takes_a_bundle(
     assert tuned.decoder.language_models.words.order == 2
     recognized = tuned.recognize([torch.randn(8000) / 32], times=True)[0]
     assert [word.text for word in recognized.words] == recognized.text.split()
+    without = tmp_path / "without"
+    orders = ("--word-lm-order=0", "--token-lm-order=0")
+    sbkit([*command[:4], *orders, "--beam-size=4", "--out", str(without)])
+    assert re.search(r"^after \(beam\): CER", capsys.readouterr().out, re.MULTILINE)
+    decoder = load_bundle(without).with_decoder("beam").decoder
+    assert decoder is not None and (decoder.beam_size, decoder.used_weights) == (4, [])
     card = (out / "README.md").read_text()
     assert "the model was not tested. Measure it: `sbkit score FOLDER test.csv`" in card
     assert not re.search(r"model-index|% \|", card)

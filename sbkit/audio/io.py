@@ -9,18 +9,20 @@ instead of -19, and aliases below -130 dB instead of -22.
 
 import io
 import logging
+import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from glob import has_magic
-from io import IOBase
+from inspect import iscoroutinefunction
 from itertools import groupby
 from numbers import Number
 from operator import attrgetter
+from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +41,17 @@ from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples,
 logger = logging.getLogger(__name__)
 
 Samples = npt.NDArray[np.int16]
-AudioFile = Path | str | IOBase | bytes  # a file by its path, open for reading bytes, or its bytes
-# Also an array or a tensor, a pair of it and its rate, and what the library `datasets` returns.
+
+
+class Readable(Protocol):
+    """What is open for reading bytes: a file, or an upload to a web server."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+# A file by its path, open for reading bytes, or its bytes.
+AudioFile = str | PathLike[str] | Readable | bytes | bytearray | memoryview
+# Also an array or a tensor, a pair of it and its rate, and the mappings of `file_or_array`.
 AudioLike = AudioFile | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
 
 STANDARD = Path("-")  # standard input or output
@@ -181,17 +192,16 @@ def stream_audio(
 
     keep_truncated: whether a truncated file is read to its end instead of being refused.
     """
-    if isinstance(audio, bytes):
-        audio = io.BytesIO(audio)
+    file, _ = file_or_array(audio)
     options = ReadOptions(downmixer or Downmixer(), block_seconds, keep_truncated)
-    blocks = resample_blocks(_blocks(audio, options), to_rate(sample_rate))
+    blocks = resample_blocks(_blocks(file, options), to_rate(sample_rate))
     yield from map(to_int16, blocks)
 
 
-def _blocks(audio: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
-    name = getattr(audio, "name", None) if isinstance(audio, IOBase) else str(Path(audio))
+def _blocks(audio: Path | str | BinaryIO, options: ReadOptions) -> Iterator[Block]:
+    name = str(Path(audio)) if isinstance(audio, Path | str) else getattr(audio, "name", None)
     name = name if isinstance(name, str) else "the file"  # a temporary file is named by a number
-    if not isinstance(audio, IOBase) and not Path(audio).is_file():
+    if isinstance(audio, Path | str) and not Path(audio).is_file():
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
         with _open(audio) as file:
@@ -202,11 +212,9 @@ def _blocks(audio: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]
         raise decode.not_audio(name) from error
 
 
-def _open(audio: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
+def _open(audio: Path | str | BinaryIO) -> AbstractContextManager[BinaryIO]:
     """Open a file; a file that the caller opened stays open afterwards."""
-    if isinstance(audio, IOBase):
-        return nullcontext(cast("BinaryIO", audio))
-    return Path(audio).open("rb")
+    return Path(audio).open("rb") if isinstance(audio, Path | str) else nullcontext(audio)
 
 
 def resample_blocks(blocks: Iterable[Block], new_rate: int) -> Iterator[Signal]:
@@ -255,7 +263,7 @@ def read_spans(
     spans: Sequence[AudioSpan],
     sample_rate: int,
     downmixer: Downmixer | None = None,
-    audio: Path | IOBase | None = None,
+    audio: AudioFile | None = None,
 ) -> Iterator[Samples | AudioError]:
     """Read spans of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
@@ -303,9 +311,9 @@ def read_spans(
             )
 
 
-def declared_seconds(audio: Path | str | IOBase) -> float:
+def declared_seconds(audio: Path | str | BinaryIO) -> float:
     """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
-    if not isinstance(audio, IOBase):
+    if isinstance(audio, Path | str):
         if not Path(audio).is_file():
             return 0.0
         with suppress(soundfile.SoundFileError):  # in a hundredth of the time of FFmpeg
@@ -331,9 +339,10 @@ def stream_input(
 ) -> Iterator[Samples]:
     """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
 
-    audio: a path, an open file or the bytes of one; an array or tensor at ``sample_rate``, or a
-        pair of it and its rate; or audio of the library `datasets`: a mapping with `array` and
-        `sampling_rate`, or with `bytes` or `path`, or an AudioDecoder.
+    audio: a path, an open file, an upload or the bytes of a file; an array or tensor at
+        ``sample_rate``, or a pair of it and its rate; or audio of the libraries `datasets` and
+        `transformers`: a mapping with `array` or `raw` and `sampling_rate`, or with `bytes` or
+        `path`, or an AudioDecoder.
     """
     content, rate = file_or_array(audio, sample_rate)
     if rate is None:
@@ -349,30 +358,64 @@ def stream_input(
 
 
 def file_or_array(audio: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
-    """Turn the audio that `stream_input` takes into a file, or an array and its rate."""
+    """Turn the audio that `stream_input` takes into a path, an open file, or an array and its rate.
+
+    A path is a string; the rate of files is None.
+    """
     read_samples = getattr(audio, "get_all_samples", None)  # of an AudioDecoder
     if read_samples is not None:
         decoded = read_samples()
         audio = (decoded.data, decoded.sample_rate)
     if isinstance(audio, Mapping):
-        if audio.get("array") is not None:
-            audio = (audio["array"], audio.get("sampling_rate"))
+        keys = [key for key in ("array", "raw") if audio.get(key) is not None]
+        if keys:
+            audio = (audio[keys[0]], audio.get("sampling_rate", sample_rate))
         elif (file := audio.get("bytes") or audio.get("path")) is not None:
             audio = file
         else:
             names = ", ".join(map(str, audio)) or "nothing"
-            fault = f"A mapping must have `array`, `bytes` or `path`, but this one has {names}."
+            expected = "`array`, `raw`, `bytes` or `path`"
+            fault = f"A mapping must have {expected}, but this one has {names}."
             raise AudioError("not audio", fault)
     if isinstance(audio, tuple | list) and len(audio) == 2:
         # gradio gives the rate first.
         audio, sample_rate = audio[::-1] if isinstance(audio[0], Number) else audio
     rate = None if sample_rate is None else to_rate(sample_rate)
-    if isinstance(audio, Path | str | IOBase | bytes):
-        return audio, None
+    is_array = isinstance(audio, np.ndarray) and rate is not None  # even of single bytes
+    if not is_array and (file := path_or_file(audio)) is not None:
+        return file, None
     if rate is None:
         fault = "An array needs `sample_rate` in Hz, or a pair (samples, rate)."
         raise AudioError("no sample rate", fault)
     return audio, rate
+
+
+def path_or_file(audio: Any) -> str | BinaryIO | None:
+    """Return the path or the open file that audio is given as; None if it is neither.
+
+    Any buffer of single bytes is the content of a file.
+    """
+    if isinstance(audio, str | PathLike):
+        return os.fsdecode(audio)
+    with suppress(TypeError, ValueError, BufferError):  # it is no buffer
+        if memoryview(audio).itemsize == 1:
+            return io.BytesIO(audio)
+    read = getattr(audio, "read", None)
+    if read is None or iscoroutinefunction(read):  # of an upload to aiohttp or FastAPI
+        audio = getattr(audio, "file", None)
+    if not hasattr(audio, "read"):
+        return None
+    return cast("BinaryIO", audio if hasattr(audio, "seekable") else Pipe(audio.read))
+
+
+class Pipe(io.RawIOBase):
+    """A file that can only be read on, by a function that returns the next bytes."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self.read = read  # type: ignore[method-assign, assignment]
+
+    def readable(self) -> bool:
+        return True
 
 
 def to_rate(sample_rate: float) -> int:

@@ -13,7 +13,6 @@ import os
 import shutil
 import socket
 import stat
-import struct
 import tempfile
 import time
 import zlib
@@ -263,26 +262,11 @@ def try_lock(descriptor: int, *, if_unsupported: bool = True) -> bool:
     if_unsupported: what to return if the file system does not support locks, as on some clusters.
     """
     try:
-        _lock(descriptor, fcntl.F_WRLCK, wait=False)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        is_held = error.errno in (errno.EAGAIN, errno.EACCES)  # fcntl may report either
+        is_held = isinstance(error, BlockingIOError) or error.errno == errno.EACCES
         return False if is_held else if_unsupported
     return True
-
-
-def _lock(descriptor: int, kind: int, *, wait: bool) -> None:
-    """Lock an open file with fcntl, or with `flock` on kernels that lack open-file locks.
-
-    NFS servers support locks of fcntl. Open-file locks exclude two threads of one process as well.
-    """
-    lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)  # struct flock: the whole file
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, lock)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        operation = {fcntl.F_WRLCK: fcntl.LOCK_EX, fcntl.F_UNLCK: fcntl.LOCK_UN}[kind]
-        fcntl.flock(descriptor, operation if wait else operation | fcntl.LOCK_NB)
 
 
 @contextmanager
@@ -302,7 +286,7 @@ def task_lock(
         is_held = try_lock(lock)
         if not is_held and wait:
             on_wait(os.pread(lock, 200, 0).decode(errors="replace") or "another process")
-            _lock(lock, fcntl.F_WRLCK, wait=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             is_held = True
         # A process may open the file just before the holder removes it, and then lock a file that
         # nobody else can find.
@@ -319,7 +303,7 @@ def task_lock(
     finally:
         if is_held:  # a process that was forked meanwhile may have the file open
             with suppress(OSError):
-                _lock(lock, fcntl.F_UNLCK, wait=False)
+                fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 
 

@@ -82,7 +82,7 @@ def _add_group(add: AddArgument, group: str) -> None:
             add("files", metavar="FILE", nargs="+", help=files)
             rate = "sample rate of standard input without a header (16-bit little-endian mono)"
             add("--raw-rate", metavar="HZ", type=int, help=rate)
-            errors = "the file for a JSON line about each failed file"
+            errors = "the file for a JSON line about each failed file; shares add to it"
             add("--errors", metavar="FILE", type=Path, help=errors)
         case "decoding":
             decoder = "beam uses language models; the default is the decoder of the model"

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import IOBase
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -328,10 +327,12 @@ def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
 def _to_file(audio: Any) -> str | dict[str, Any]:
     """Return the absolute path of audio, or its content as `datasets` stores it."""
     source, rate = file_or_array(audio)
-    if isinstance(source, str | Path):
-        path = expand_home(str(source))
+    if isinstance(source, str):
+        path = expand_home(source)
         return path if "://" in path else str(Path(path).absolute())
     if rate is not None:
         return {"bytes": encode_audio(to_samples(source), rate, "WAV"), "path": None}
-    content = source.read() if isinstance(source, IOBase) else source
-    return {"bytes": content, "path": audio.get("path") if isinstance(audio, Mapping) else None}
+    return {
+        "bytes": source.read(),
+        "path": audio.get("path") if isinstance(audio, Mapping) else None,
+    }

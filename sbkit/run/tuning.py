@@ -98,7 +98,10 @@ def tune(
                 break
         new_orders = {WORDS: word_lm_order, TOKENS: token_lm_order}
         orders = {name: order for name, order in new_orders.items() if order is not None}
-        if lm_text is not None or orders:
+        needs_models = [*new_orders.values()] != [0, 0]
+        if not needs_models:
+            models.unlink(missing_ok=True)
+        elif lm_text is not None or orders:
             declared = settings.get("lm_text") if lm_text is None else lm_text
             text = _open_text(declared, bundle, splits, tables, sets)
             encoder = LmTextEncoder(tokenizer=bundle.tokenizer, table=bundle.config.text_table)
@@ -106,6 +109,11 @@ def tune(
         if not models.exists():
             save({}, models, metadata={"tokenizer": tokenizer_digest(bundle.tokenizer)})
         decoder = _make_decoder(bundle, settings, models, beam_size, attention_rescoring)
+        if needs_models and not decoder.used_weights:
+            raise ConfigError(
+                "`sbkit tune` fits the weights of language models, but there is none. Set "
+                "`word_lm_order` to 3, or both orders to 0."
+            )
         set_decoder(exported, out.resolve(), _fit(bundle, decoder, sets), models)
     logger.info(f"written with the new decoder: {out}")
     return out
@@ -160,13 +168,7 @@ def _make_decoder(
     decoder_settings = {name: current[name] for name in changes if name in current}
     decoder_settings |= {name: value for name, value in changes.items() if value is not None}
     models = load_language_models(language_models, bundle.tokenizer)
-    decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **decoder_settings)
-    if not decoder.used_weights:
-        raise ConfigError(
-            "`sbkit tune` fits the weights of language models, but there is none. Set "
-            "`word_lm_order` to 3."
-        )
-    return decoder
+    return BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **decoder_settings)
 
 
 # ---- old and new
@@ -187,8 +189,11 @@ def _fit(
     name = GREEDY if bundle.decoder is None else BEAM
     logger.info(f"before ({name}): {_describe(before, by_words)} ({splits})")
     fitted = fit_decoder(decoder, current.aligner, sample, splits=[*sets], by_words=by_words)
-    assert fitted.weights is not None  # the new decoder has none yet, and uses some
-    logger.info(f"after ({BEAM}): {_describe(fitted.weights.errors, by_words)} ({splits})")
+    if fitted.weights is not None:
+        after = fitted.weights.errors
+    else:
+        (after,) = count_all_errors([decoder], sample, bundle.tokenizer)
+    logger.info(f"after ({BEAM}): {_describe(after, by_words)} ({splits})")
     return fitted
 
 

@@ -11,17 +11,17 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from io import IOBase
 from itertools import chain
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Annotated, BinaryIO, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
-from starlette.requests import ClientDisconnect, Request
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from sbkit.audio.encode import FILE_FORMATS
-from sbkit.base.messages import listed, note_once
+from sbkit.base.messages import listed, nearest, note_once
 from sbkit.decoding.hotwords import split_prompt
 from sbkit.serve.middleware import (
     EVENT_STREAM,
@@ -75,6 +75,7 @@ AUDIO_ENCODINGS = {
     "audio/pcma": AudioEncoding("ALAW", rate=8_000, sample_bytes=1),
 }
 NO_EFFECT_NOTE = "note: `{}`, which a client sends, has no effect here."
+NO_FIELD_NOTE = "`{}` is unknown here, and has no effect."
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
@@ -180,6 +181,12 @@ class Fields(BaseModel, extra="forbid"):
 
     without_effect: ClassVar[Sequence[str]] = ()  # official fields that are accepted and dropped
 
+    @classmethod
+    def may_have(cls, name: str) -> bool:
+        """Return whether a name is that of a field, or was probably meant to be."""
+        fields = {*cls.model_fields, *cls.without_effect, "file"}
+        return nearest(name.partition("[")[0], fields) is not None
+
     @model_validator(mode="before")
     @classmethod
     def _drop_unused(cls, fields: Json) -> Json:
@@ -198,6 +205,20 @@ class Fields(BaseModel, extra="forbid"):
 
 
 ParsedFields = TypeVar("ParsedFields", bound=Fields)
+
+
+def query_notes(
+    request: HTTPConnection, fields_class: type[Fields], used: Collection[str] = ()
+) -> list[str]:
+    """Return notes about the parameters of a query, which have no effect, unless they are ``used``.
+
+    Raises ApiError for those that were probably meant to have one.
+    """
+    names = [name for name in request.query_params if name not in used]
+    for name in names:
+        if fields_class.may_have(name):
+            raise ApiError(400, f"`{name}` has no effect in a URL. Send it as a field.", name)
+    return [NO_FIELD_NOTE.format(name) for name in names]
 
 
 def parse_object(content: str | bytes) -> JsonObject:
@@ -277,7 +298,7 @@ class TranscriptionFields(TranscriptionOptions):
             name = key.partition("[")[0]  # clients write NAME[] for lists, NAME[KEY] for objects
             if name in lists:
                 fields[name].append(value)
-            elif name != "file" and value != "":
+            elif name != "file" and value != "" and cls.may_have(name):
                 fields[name] = value
         return parse_fields(cls, fields)
 
@@ -403,10 +424,31 @@ class ClientEvent(Fields):
     audio: str = ""  # in base64
 
 
+class _FormParser(MultiPartParser):
+    """Take a part with `filename*` alone for a file, as versions of urllib3 before 1.25 send it."""
+
+    def on_header_end(self) -> None:
+        value = self._current_partial_header_value  # private, as in starlette 1.10
+        if b"filename=" not in value:
+            self._current_partial_header_value = value.replace(b"filename*=", b"filename=")
+        super().on_header_end()
+
+
+async def _read_form(request: Request) -> FormData:
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        return FormData()
+    try:
+        async with aclosing(request.stream()) as stream:
+            return await _FormParser(request.headers, stream, **FORM_LIMITS).parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"The API does not accept this request: {error.message}") from None
+
+
 async def answer_transcription(models: ServedModels, request: Request) -> Response:
     """Transcribe the file of a form."""
+    notes = query_notes(request, TranscriptionFields)
     try:
-        form = await request.form(**FORM_LIMITS)
+        form = await _read_form(request)
     except OSError as error:
         reason = error.strerror
         raise ApiError(503, f"The server cannot store the file ({reason}).") from error
@@ -416,8 +458,12 @@ async def answer_transcription(models: ServedModels, request: Request) -> Respon
     except ApiError:
         await form.close()
         raise
-    file = cast(IOBase, cast(UploadFile, form["file"]).file)  # closed by the recognizer
-    return await _until_disconnected(request, _transcription(fields, file, recognizer))
+    file = cast(UploadFile, form["file"]).file  # closed by the recognizer
+    response = await _until_disconnected(request, _transcription(fields, file, recognizer))
+    notes += [NO_FIELD_NOTE.format(name) for name in form if not fields.may_have(name)]
+    if notes:
+        response.headers[NOTES_HEADER] = _notes_header(notes)
+    return response
 
 
 async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
@@ -434,7 +480,7 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
 
 
 async def _transcription(
-    fields: TranscriptionFields, file: IOBase, recognizer: RecognitionService
+    fields: TranscriptionFields, file: BinaryIO, recognizer: RecognitionService
 ) -> Response:
     """Transcribe a file, and return its text as requested."""
     needs_word_times = fields.response_format not in STREAMED_FORMATS
@@ -515,15 +561,18 @@ def _segment(index: int, words: Sequence[Word]) -> JsonObject:
 
 async def answer_speech(models: ServedModels, request: Request) -> Response:
     """Speak a text."""
+    notes = query_notes(request, SpeechFields)
     fields = parse_fields(SpeechFields, parse_object(await request.body()))
     voice = models.pick_voice(fields.model, fields.voice)
-    return await _until_disconnected(request, _speech(fields, voice))
+    return await _until_disconnected(request, _speech(fields, voice, notes))
 
 
-async def _speech(fields: SpeechFields, voice: Voice) -> StreamingResponse:
+async def _speech(
+    fields: SpeechFields, voice: Voice, query_notes: Sequence[str]
+) -> StreamingResponse:
     """Return speech as it is synthesized; raises ApiError if the text cannot be spoken."""
     speech = voice.speak(fields.input, fields.speed, fields.response_format)
-    notes: Sequence[str] = await anext(speech)
+    notes = [*query_notes, *await anext(speech)]
     first_chunk: bytes = await anext(speech)
     chunks = _speech_chunks(first_chunk, speech)
     if fields.stream_format == "sse":

@@ -19,16 +19,18 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from sbkit.base.messages import did_you_mean
+from sbkit.base.messages import did_you_mean, note_once, printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import (
     MAX_SPEECH_BYTES,
     NOTES_HEADER,
     ServedModels,
+    TranscriptionOptions,
     answer_speech,
     answer_transcription,
     is_among,
+    query_notes,
     unknown_model,
 )
 from sbkit.serve.middleware import (
@@ -159,6 +161,8 @@ class Service:
             self.in_flight -= 1
 
     async def _realtime(self, socket: WebSocket) -> None:
+        for note in query_notes(socket, TranscriptionOptions, used=("model", "intent")):
+            note_once(printable(note[:100]), key="query of a session")
         self.models.pick(RecognitionService, socket.query_params.get("model", ""))
         session = RealtimeSession(
             socket, models=self.models, limits=self.limits, metrics=self.metrics

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Container, Sequence
 from contextvars import ContextVar
@@ -145,6 +146,8 @@ class Observer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_facts.set({})
+        # A proxy may name the server in the target, too (RFC 9112, 3.2.2).
+        scope["path"] = re.sub("^https?://[^/]*/?", "/", scope["path"], flags=re.IGNORECASE)
         start = time.perf_counter()
         status = CLIENT_GONE
         is_answered = is_events = False

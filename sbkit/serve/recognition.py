@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from io import IOBase
+from typing import BinaryIO
 
 import numpy as np
 
@@ -117,7 +117,7 @@ class RecognitionService:
 
     def transcribe(
         self,
-        audio: IOBase | Samples,
+        audio: BinaryIO | Samples,
         *,
         times: bool,
         phrases: tuple[str, ...] = (),
@@ -130,7 +130,7 @@ class RecognitionService:
         """
 
         def work(on_text: Callable[[str], None]) -> Transcript:
-            if isinstance(audio, IOBase):
+            if not isinstance(audio, np.ndarray):
                 self._check_seconds(declared_seconds(audio))
             total_seconds = 0.0
 
@@ -155,7 +155,7 @@ class RecognitionService:
                 raise result
             return result
 
-        close = audio.close if isinstance(audio, IOBase) else lambda: None
+        close = (lambda: None) if isinstance(audio, np.ndarray) else audio.close
         return self.workers.run(work, on_end=close)
 
     async def turn_factory(

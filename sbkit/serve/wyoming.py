@@ -20,6 +20,7 @@ from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_read_event, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info, TtsProgram, TtsVoice
+from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeVoice
 
 from sbkit.audio.encode import FILE_RATE
@@ -36,6 +37,7 @@ from sbkit.tasks.asr.session import Final, Partial
 from sbkit.text.languages import language_code
 
 MAX_EVENT_BYTES = 1 << 20  # of JSON, and of a block of audio
+DISCARD_SECONDS = 10.0  # after an error, for what the client still sends
 ABOUT: dict[str, Any] = {  # the protocol requires these of every program and model
     "attribution": Attribution(name="sbkit", url=""),
     "installed": True,
@@ -101,6 +103,14 @@ class Connection:
                 # A message about a field may quote what somebody said.
                 logger.info("wyoming error %d: %s", answer.status, answer.param or answer)
                 await self._send(Error(text=str(answer)))
+                await self._discard_rest()
+
+    async def _discard_rest(self) -> None:
+        """Read what the client still sends: closed before, the connection would lose the error."""
+        self._writer.write_eof()
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while await self._reader.read(MAX_EVENT_BYTES):
+                pass
 
     async def _read(self) -> Event | None:
         """Return the next event; None at the end, and for anything else than an event."""
@@ -116,7 +126,9 @@ class Connection:
 
     async def _answer(self, event: Event) -> None:
         """Answer an event, unless it is for another service. Raises ApiError."""
-        if Describe.is_type(event.type):
+        if Ping.is_type(event.type):
+            await self._send(Pong(text=Ping.from_event(event).text))
+        elif Describe.is_type(event.type):
             await self._send(describe(self._service))
         elif Transcribe.is_type(event.type):
             self._options = read_options(self._service, parse(Transcribe, event))
@@ -134,12 +146,14 @@ class Connection:
         self._turn = (await self._recognizer.turn_factory(self._options.phrases, None))(0)
         self._item = Item(0.0)
         self._seconds = 0.0
+        self._incomplete = b""  # the start of a sample, or of one of all channels
         self._resampler: Resampler | None = None  # from the rate of the first block
 
     async def _feed(self, block: AudioBlock, content: bytes) -> None:
-        if len(content) % (2 * block.channels):
-            raise wrong_field("payload", "whole samples of all channels", f"{len(content)} bytes")
-        values = np.frombuffer(content, "<i2").reshape(-1, block.channels)
+        content = self._incomplete + content
+        num_values = len(content) // (2 * block.channels) * block.channels
+        self._incomplete = content[2 * num_values :]
+        values = np.frombuffer(content, "<i2", num_values).reshape(-1, block.channels)
         signal = values.mean(axis=1, dtype=np.float32) / FULL_SCALE
         self._seconds += samples_to_seconds(len(signal), block.rate)
         max_seconds = self._service.limits.max_turn(self._recognizer.sample_rate)

@@ -74,6 +74,11 @@ def piped(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=pipe))
 
 
+def wav_of(subtype: str, format: str) -> bytes:
+    soundfile.write(content := io.BytesIO(), np.zeros(RATE), RATE, subtype, format=format)
+    return content.getvalue()
+
+
 def test_live_reads_stdin(talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     samples, _ = soundfile.read(talk, dtype="int16")
     twice = np.repeat(samples, 2)  # at twice the rate
@@ -85,11 +90,14 @@ def test_live_reads_stdin(talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
     assert endless[36:40] == b"data"
     endless[4:8] = (36).to_bytes(4, "little")
     endless[40:44] = bytes(4)  # a writer of a stream does not know the length
+    extensible = io.BytesIO()
+    soundfile.write(extensible, np.stack([twice] * 2, 1), 2 * RATE, format="WAVEX")
     for options, content in (
         (["--raw-rate", RATE], samples.astype("<i2").tobytes() + b"\0"),
         (["--raw-rate", 2 * RATE], twice.astype("<i2").tobytes()),
         ([], header.getvalue()),
         ([], bytes(endless)),
+        ([], extensible.getvalue() + b"LIST\4\0\0\0JUNK"),  # which is no sound
         ([], talk.read_bytes()),  # of any other format
     ):
         piped(monkeypatch, content)
@@ -97,10 +105,14 @@ def test_live_reads_stdin(talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
         assert capsys.readouterr().out == "the dog\na quick fox\n"
     piped(monkeypatch, samples.tobytes())
     assert len(next(iter(audio_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
-    soundfile.write(header := io.BytesIO(), samples, RATE, "PCM_24", format="WAV")
-    piped(monkeypatch, header.getvalue())
-    with pytest.raises(SbkitError, match="WAV on standard input must have 16 bits"):
-        live("-")
+    for content in (
+        wav_of("PCM_24", "WAV"),
+        wav_of("FLOAT", "WAVEX"),
+        wav_of("PCM_U8", "WAV")[:20],
+    ):
+        piped(monkeypatch, content)
+        with pytest.raises(SbkitError, match="WAV on standard input must have 16 bits"):
+            live("-")
 
 
 class Microphone:

@@ -18,6 +18,8 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.decoding import long_alignment
 from sbkit.decoding.long_alignment import align_utterances
 from sbkit.runtime.model_thread import ModelThread
+from sbkit.tasks.asr.subtitles import to_srt, to_vtt
+from sbkit.text.recognized_word import Word
 from sbkit.text.vocabulary import Vocabulary
 from tests.runtime.tones import LOWEST, RATE, silence, speak, tone_bundle
 from tests.stores import read_split
@@ -104,6 +106,29 @@ def test_text_may_be_missing_and_added(talk: Talk, capsys: pytest.CaptureFixture
     left_out = [line.split("\t") for line in Path("out/left_out.tsv").read_text().splitlines()]
     assert [line[3] for line in left_out[1:]] == [lines[1], lines[3]]
     assert float(left_out[2][2]) < -3
+
+
+SRT = "1\r\n00:00:00,500 --> 00:00:02,000 X1:9\r\n{\\an8}<i>The quick\r\nfox.</i> A lazy\r\n\r\n"
+SRT += "2\r\n00:00:02,000 --> 00:00:04,000\r\ndog!\r\n3\r\n00:00:04,000 --> 00:00:06,000\r\n"
+SRT += "Over the lazy dog.\r\n\r\n4\r\n00:00:06,000 --> 00:00:08,000\r\nA brown fox jumps."
+VTT = "WEBVTT - by hand\n\nNOTE one\nfox\n\nfox 1\n00:00.500 --> 00:02.000 align:left\n"
+VTT += (
+    "<v Ann>The quick <00:01.000>fox. A lazy\n\n0:00:02.000 --> 0:00:04.000\ndog!&nbsp;Over\nthe "
+)
+VTT += "lazy\n\n00:04.000 --> 00:05.000\n\n00:05.000 --> 00:08.000\ndog. A brown fox jumps.\n"
+
+
+@pytest.mark.parametrize("subtitles", [SRT, VTT, f"\ufeff{VTT}".replace("\n", "\r\n")])
+def test_transcript_may_be_subtitles(talk: Talk, subtitles: str) -> None:
+    rows = talk.segment(subtitles)
+    assert [row["text"] for row in rows] == list(SENTENCES)
+    assert_spans(rows, talk.spans)
+
+
+def test_subtitles_are_utterances_with_lines(talk: Talk) -> None:
+    words = [Word(word, 9.0 * index, 9.0 * index + 1) for index, word in enumerate(SENTENCES)]
+    for content in (to_srt(words), to_vtt(words)):
+        assert [row["text"] for row in talk.segment(content, "--lines")] == list(SENTENCES)
 
 
 def test_one_letter_needs_pauses_around_it(talk: Talk) -> None:

@@ -22,7 +22,9 @@ import soundfile
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import PARTLY_DONE, SbkitError
+from sbkit.base.files import task_lock
 from sbkit.commands.cli import build_parser, run
+from sbkit.tasks.asr import commands
 from sbkit.tasks.asr.commands import TEXT_OPTIONS, Entry, assign_names
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.tasks.asr.recordings import find_audio
@@ -316,6 +318,70 @@ def test_second_run_does_what_is_missing(
     assert "none\n0 written, 0 failed" in capsys.readouterr().err
 
 
+def test_result_stays_with_its_recording_where_that_was_moved(
+    talks: Path, capsys: Captured
+) -> None:
+    def due(folder: str, *options: str) -> str:
+        assert run(["transcribe", "model", folder, "--out", "out", *options]) == 0
+        return capsys.readouterr().err.partition("To transcribe: ")[2].splitlines()[0]
+
+    shutil.copy("talks/b.flac", "talks/e.flac")  # the same bytes twice
+    assert due("talks", "--share", "1/1") == "4 new"
+    Path("talks").rename("usb")
+    os.utime("usb/a.wav", (1, 1))
+    Path("link").symlink_to("usb")
+    assert [due("usb"), due("link"), due("usb"), due("usb")] == 4 * ["none"]
+    assert results(talks / "out") == sorted([*ALL_RESULTS, "e.txt"])
+    shutil.copytree("usb", "talks")
+    assert due("talks") == "4 new"
+    content = bytearray(Path("usb/a.wav").read_bytes())
+    content[-1] ^= 1
+    shutil.rmtree("usb")
+    Path("new").mkdir()
+    Path("new/a.wav").write_bytes(content)  # its name and size are those of another one
+    assert due("new") == "1 new"
+    Path("talks/a.wav").rename("new/b.wav")
+    (talks / "out/a.txt").write_text("A fox.")
+    assert run(["transcribe", "model", "new/b.wav", "--out", "out"]) == PARTLY_DONE
+    assert "out/a.txt was edited" in capsys.readouterr().err
+
+
+def test_commands_with_one_folder_of_results_lose_nothing(
+    talks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one starts and ends while the first one loads its model."""
+    for day, recording in (("day1", "a.wav"), ("day2", "b.flac")):
+        Path(day).mkdir()
+        shutil.copy(f"talks/{recording}", f"{day}/talk.wav")
+    command = ["transcribe", "model", "--out", "out"]
+    load = Transcriber.load
+
+    def load_while_another_transcribes(*arguments: Any, **options: Any) -> Transcriber:
+        monkeypatch.setattr(Transcriber, "load", load)
+        assert run([*command, "day2"]) == 0
+        return load(*arguments, **options)
+
+    locked: list[bool] = []
+
+    def watch(name: str) -> None:
+        function = getattr(commands, name)
+
+        def watched(*arguments: Any) -> Any:
+            with task_lock(talks / "out", commands.RECORD, wait=False) as is_free:
+                locked.append(not is_free)
+            return function(*arguments)
+
+        monkeypatch.setattr(commands, name, watched)
+
+    for name in ("_read_record", "write_text_atomically", "_add_to_record"):
+        watch(name)
+    monkeypatch.setattr(Transcriber, "load", load_while_another_transcribes)
+    assert run([*command, "day1"]) == 0
+    texts = {name: (talks / "out" / name).read_text() for name in results(talks / "out")}
+    assert texts == {"talk.txt": "a fox\n", "talk.wav.txt": "the dog\n"}
+    assert locked == 8 * [True]
+
+
 def test_record_has_every_option_with_an_effect() -> None:
     actions = build_parser().commands.choices["transcribe"]._actions
     options = {action.dest for action in actions if action.option_strings}
@@ -356,6 +422,14 @@ def test_result_that_cannot_be_written_stops_no_other(
 
 
 def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
+    for name in ("u.wav", "v.wav"):
+        (talks / name).write_text("no audio")
+    command = ["transcribe", "model", "u.wav", "v.wav", "--errors", "errors"]
+    for share in (["--share", "1/2"], ["--share", "2/2"], [], []):  # others begin the file anew
+        assert run([*command, *share]) == PARTLY_DONE
+        assert "u.wav" in Path("errors").read_text()
+    assert len(Path("errors").read_text().splitlines()) == 2
+    capsys.readouterr()
     for part in ("1/2", "2/2", "4/4"):
         assert run(["transcribe", "model", "talks", "--share", part, "--quiet"]) == 0
     lines = ["talks/a.wav\ta fox", "talks/old/c.mp3\tlazy dog", "talks/b.flac\tthe dog"]

@@ -46,6 +46,16 @@ def test_full_subtitle_ends_at_its_longest_pause(length: float) -> None:
     assert [len(group) for group in group_words(words)] == [7, 7]
 
 
+def test_subtitle_of_one_word_is_shown_long_enough() -> None:
+    """The longest pause is behind its first word."""
+    words = [Word("so", 0.0, 0.2), *(word.later(0.5) for word in evenly(25, 0.25))]
+    first, *_ = parts = subtitles(words)
+    assert first.text.startswith("so word0") and len(parts) > 1
+    assert all(part.end - part.start > 0.83 for part in parts)
+    words[1:] = [word.later(5 / 6 - 0.5) for word in words[1:]]
+    assert subtitles(words)[0].text == "so"
+
+
 @pytest.mark.parametrize(
     "letters",
     [

@@ -1,7 +1,9 @@
 """Long audio has the text of its sentences, and a bad file does not stop the others."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from starlette.datastructures import UploadFile
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
@@ -31,15 +34,43 @@ SENTENCES = ("the dog jumps", "over a fox", "lazy", "a quick brown fox is the do
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 
+class Entry:
+    """A path of bytes, as `os.scandir` yields them in a folder of bytes."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __fspath__(self) -> bytes:
+        return os.fsencode(self._file)
+
+
+class Upload:
+    """Passes all on to a file and is no IOBase, as FileStorage and temporary files."""
+
+    def __init__(self, file: Path) -> None:
+        self._content = BytesIO(file.read_bytes())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+
 # A clip of samples or its file, in the forms of the libraries that people read audio with.
 SOURCES: Mapping[str, Callable[[Samples, Path], Any]] = {
     "path": lambda clip, file: file,
     "bytes": lambda clip, file: file.read_bytes(),
+    "DirEntry": lambda clip, file: Entry(file),
+    "bytearray": lambda clip, file: bytearray(file.read_bytes()),
+    "memoryview": lambda clip, file: memoryview(file.read_bytes()),
+    "bytes of NumPy": lambda clip, file: np.fromfile(file, np.uint8),
+    "FileStorage of Flask": lambda clip, file: Upload(file),
+    "UploadFile of FastAPI": lambda clip, file: UploadFile(BytesIO(file.read_bytes())),
+    "FileField of aiohttp": lambda clip, file: SimpleNamespace(file=BytesIO(file.read_bytes())),
     "soundfile": lambda clip, file: soundfile.read(file),
     "torch": lambda clip, file: (torch.from_numpy(clip / 32768)[None].requires_grad_(), RATE),
     "bfloat16": lambda clip, file: (torch.from_numpy(clip / 32768).bfloat16(), float(RATE)),
     "gradio": lambda clip, file: (RATE, clip),
     "array of datasets": lambda clip, file: {"array": clip, "sampling_rate": RATE, "path": None},
+    "raw of transformers": lambda clip, file: {"raw": clip / 32768, "sampling_rate": RATE},
     "bytes of datasets": lambda clip, file: {"bytes": file.read_bytes(), "path": "fox.wav"},
     "path of datasets": lambda clip, file: {"bytes": None, "path": str(file)},
     "AudioDecoder of torchcodec": lambda clip, file: SimpleNamespace(

@@ -1,11 +1,13 @@
 """Requests that are bad, too many, too large or too slow; and the start and end of a server."""
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,13 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "two channels": (400, "its number, counted from 0, or each, but is", form(channel="[0, 1]")),
     "no such channel": (422, "has no channel 1: it has 1, counted from 0", form(channel="1")),
     "another format": (400, "'json', 'text', 'srt',", form(response_format="xml")),
-    "an unknown field": (400, "`nonsense` must be left out", form(nonsense="1")),
+    "a misspelled field": (400, "`langauge` must be left out", form(langauge="en")),
+    "a field in the URL": (
+        400,
+        "`language` has no effect in a URL",
+        {"params": {"language": "fr"}},
+    ),
+    "a misspelled one": (400, "`langauge` has no effect in", {"params": {"langauge": "fr"}}),
     "events of subtitles": (400, "be false with srt", form(response_format="srt", stream="true")),
 }
 
@@ -73,6 +81,30 @@ def test_bad_transcription_requests_get_a_clear_error(server: RunningServer, nam
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert server.post(server.say("a fox")).json()["text"] == "a fox"
+
+
+def test_unknown_fields_and_parameters_are_accepted_and_listed(server: RunningServer) -> None:
+    answer = server.post(CLIP, data={"user": "ü", "vad[x]": "1"}, params={"api-version": "\u4e00"})
+    assert (answer.status_code, answer.json()["text"]) == (200, "")
+    names = ("api-version", "user", "vad[x]")
+    notes = [f"`{name}` is unknown here, and has no effect." for name in names]
+    assert json.loads(answer.headers["X-Sbkit-Notes"]) == notes
+    assert "X-Sbkit-Notes" not in server.post(CLIP, data={"temperature": "0"}).headers
+
+
+def test_file_may_have_only_an_encoded_name(server: RunningServer) -> None:
+    start = FORM_START.replace(b'filename="a.wav"', b"filename*=utf-8''b%C3%BCro.wav")
+    content = start + server.say("a fox") + b"\r\n--x--\r\n"
+    assert server.post(content=content, headers=BOUNDARY).json()["text"] == "a fox"
+
+
+def test_target_may_name_the_server(server: RunningServer) -> None:
+    host, port = server.client.base_url.host, server.client.base_url.port
+    for target in (f"http://{host}:{port}/health", f"HTTP://{host}:{port}/health?x=1", "/health"):
+        connection = HTTPConnection(host, port)
+        connection.request("GET", target)
+        assert json.load(connection.getresponse()) == {"status": "live"}
+        connection.close()
 
 
 def test_languages_are_understood_as_clients_write_them(server: RunningServer) -> None:

@@ -5,6 +5,7 @@ A file that fails does not stop the others. Its error goes to standard error, to
 """
 
 import errno
+import hashlib
 import json
 import os
 import sys
@@ -19,7 +20,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sbkit.base.checksums import CHECKSUMS, checksum
 from sbkit.base.errors import PARTLY_DONE, ConfigError, DataError, SbkitError
-from sbkit.base.files import from_plain, require_writable, size_and_mtime, write_text_atomically
+from sbkit.base.files import (
+    from_plain,
+    require_writable,
+    size_and_mtime,
+    task_lock,
+    write_text_atomically,
+)
 from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from sbkit.tasks.asr.transcript import Transcript
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
+RECORD = "sbkit-results"  # how the names of the files of a record begin; those of shares differ
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
 # Options with an effect on a result; --truncated only adds some.
 TEXT_OPTIONS = (
@@ -72,9 +80,10 @@ def transcribe(options: Namespace) -> int:
     from sbkit.tasks.asr.recordings import find_audio, open_transcriber, show_seconds
 
     file = options.errors  # is opened early: if it cannot be written, nothing is read
+    mode = "w" if options.share is None else "a"  # shares may have one file
     with (
         find_audio(options.files, options.raw_rate) as names,
-        nullcontext() if file is None else file.open("w", encoding="utf-8") as errors,
+        nullcontext() if file is None else file.open(mode, encoding="utf-8") as errors,
         ExitStack() as stack,
     ):
         if options.out is None and len(names) > 1 and options.format in TIMED_FORMATS:
@@ -162,6 +171,7 @@ class Entry:
     version: tuple[int, ...]  # of the result
     recording: str  # its absolute path
     made_from: Mapping[str, Any]  # the version of the recording, the model and the options
+    digest: str = ""  # of the recording
 
 
 NO_ENTRY = Entry("", (0, 0), "", {})  # with the version of a missing file
@@ -172,47 +182,105 @@ def plan_results(
 ) -> tuple[dict[Path, Entry], dict[Path, DataError]]:
     """Return entries of the results to write, and errors of those that must be kept; print why.
 
+    The names of new results enter the record at once: another command may be planning, too.
+
     recordings: of all shares, each with its name.
     """
     require_writable(options.out, option="--out")
-    entries: list[Entry] = []
-    for record in options.out.glob("sbkit-results*.jsonl"):
-        for line in record.read_bytes().splitlines():
-            with suppress(ValueError):  # it is damaged
-                entries.append(from_plain(Entry, json.loads(line)))
-    entries.sort(key=lambda entry: entry.version[1:])
-    latest = {entry.result: entry for entry in entries}
-    paths = {file: os.path.normpath(file.absolute()) for file in recordings}
     suffix = ".txt" if options.format == "text" else f".{options.format}"
-    names = assign_names({paths[file]: name for file, name in recordings.items()}, entries, suffix)
+    paths = {file: os.path.normpath(file.absolute()) for file in recordings}
     text_options = {option: _content(getattr(options, option)) for option in TEXT_OPTIONS}
     common = {"model": _content(options.bundle), "options": text_options}
     due: dict[Path, Entry] = {}
     refused: dict[Path, DataError] = {}
     reasons: Counter[str] = Counter()
-    for file in share:
-        name = names[paths[file]]
-        made_from = {"recording": [*size_and_mtime(file)], **common}
-        version = size_and_mtime(options.out / name)
-        before = latest.get(name, NO_ENTRY)
-        if version not in (NO_ENTRY.version, before.version) and not options.again:
-            fault = f"{options.out / name} was edited, or is not in the record, and is kept."
-            refused[file] = DataError(f"{fault} Move it away, or pass --again.")
-            continue
-        now = made_from.items()
-        changes = [f"{key} changed" for key, value in now if value != before.made_from.get(key)]
-        if before is NO_ENTRY:
-            changes = ["new"]
-        elif version == NO_ENTRY.version:
-            changes = ["result missing"]
-        elif options.again:
-            changes.append("again")
-        if changes:
-            reasons[changes[0]] += 1
-            due[file] = Entry(name, version, paths[file], made_from)
+    with task_lock(options.out, RECORD, wait=True):
+        entries = _read_record(options.out)
+        moved = _find_moved(paths.values(), entries, suffix)
+        entries += moved
+        given = {paths[file]: name for file, name in recordings.items()}
+        names = assign_names(given, entries, suffix)
+        latest = {entry.result: entry for entry in entries}
+        reserved = [replace(NO_ENTRY, result=names[path], recording=path) for path in given]
+        new = [entry for entry in reserved if entry.result not in latest]
+        _add_to_record(options.out / f"{RECORD}.jsonl", [*moved, *new])
+        for file in share:
+            name = names[paths[file]]
+            made_from = {"recording": [*size_and_mtime(file)], **common}
+            version = size_and_mtime(options.out / name)
+            before = latest.get(name, NO_ENTRY)
+            if version not in (NO_ENTRY.version, before.version) and not options.again:
+                fault = f"{options.out / name} was edited, or is not in the record, and is kept."
+                refused[file] = DataError(f"{fault} Move it away, or pass --again.")
+                continue
+            now = made_from.items()
+            changes = [f"{key} changed" for key, value in now if value != before.made_from.get(key)]
+            if before.version == NO_ENTRY.version:
+                changes = ["new"]
+            elif version == NO_ENTRY.version:
+                changes = ["result missing"]
+            elif options.again:
+                changes.append("again")
+            if changes:
+                reasons[changes[0]] += 1
+                due[file] = Entry(name, version, paths[file], made_from)
     counts = ", ".join(f"{number} {reason}" for reason, number in reasons.items())
     print(f"To transcribe: {counts or 'none'}", file=sys.stderr)
     return due, refused
+
+
+def _read_record(folder: Path) -> list[Entry]:
+    """Return the entries of all shares, the latest ones last."""
+    entries: list[Entry] = []
+    # The last file is that without a share. It has the entries of moved recordings, whose results
+    # have their version from before.
+    for file in sorted(folder.glob(f"{RECORD}*.jsonl")):
+        for line in file.read_bytes().splitlines():
+            with suppress(ValueError):  # it is damaged
+                entries.append(from_plain(Entry, json.loads(line)))
+    return sorted(entries, key=lambda entry: entry.version[1:])
+
+
+def _find_moved(recordings: Iterable[str], entries: Iterable[Entry], suffix: str) -> list[Entry]:
+    """Return the entries of recordings that were moved or are linked, with their new paths.
+
+    Such a recording has the bytes of an entry's recording, whose path now leads to no file, or to
+    the same one. A copy is another recording.
+    """
+    given = {*recordings}
+    owners = {entry.result: entry for entry in entries if entry.result.endswith(suffix)}
+    known = {entry.recording for entry in owners.values()}
+    sizes: set[int] = set()
+    by_digest: dict[str, list[Entry]] = {}
+    for entry in owners.values():
+        if entry.digest and entry.recording not in given:
+            sizes.add(entry.made_from["recording"][0])
+            by_digest.setdefault(entry.digest, []).append(entry)
+    moved: list[Entry] = []
+    for path in sorted(given - known):
+        version = size_and_mtime(path)
+        same_bytes = by_digest.get(_digest(path), []) if version[0] in sizes else []
+        for entry in same_bytes:
+            if not _leads_elsewhere(entry.recording, path):
+                same_bytes.remove(entry)
+                made_from = {**entry.made_from, "recording": [*version]}
+                moved.append(replace(entry, recording=path, made_from=made_from))
+                break
+    return moved
+
+
+def _leads_elsewhere(path: str, recording: str) -> bool:
+    try:
+        return not Path(path).samefile(recording)
+    except OSError:  # it is gone
+        return False
+
+
+def _digest(recording: str) -> str:
+    """Return the SHA-256 of a recording, or nothing if it is gone."""
+    with suppress(OSError), Path(recording).open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+    return ""
 
 
 def write_result(options: Namespace, entry: Entry, text: str) -> None:
@@ -221,18 +289,26 @@ def write_result(options: Namespace, entry: Entry, text: str) -> None:
     Raises DataError if it cannot be written there; OSError if nothing can, as on a full disk.
     """
     file = options.out / entry.result
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(file, text)
-    except OSError as error:
-        if error.errno in DISK_ERRORS:
-            raise
-        raise DataError(f"{file} cannot be written ({error.strerror}).") from error
-    line = json.dumps(asdict(replace(entry, version=size_and_mtime(file))))
-    share = f".{options.share.number}-of-{options.share.total}" if options.share else ""
-    with (options.out / f"sbkit-results{share}.jsonl").open("a", encoding="utf-8") as record:
-        # The line end comes first, because the line of a killed process may have none.
-        record.write(f"\n{line}" if record.tell() else line)
+    digest = _digest(entry.recording)
+    with task_lock(options.out, RECORD, wait=True):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, text)
+        except OSError as error:
+            if error.errno in DISK_ERRORS:
+                raise
+            raise DataError(f"{file} cannot be written ({error.strerror}).") from error
+        share = f".{options.share.number}-of-{options.share.total}" if options.share else ""
+        entry = replace(entry, version=size_and_mtime(file), digest=digest)
+        _add_to_record(options.out / f"{RECORD}{share}.jsonl", [entry])
+
+
+def _add_to_record(file: Path, entries: Iterable[Entry]) -> None:
+    lines = "\n".join(json.dumps(asdict(entry)) for entry in entries)
+    if lines:
+        with file.open("a", encoding="utf-8") as record:
+            # The line end comes first, because the line of a killed process may have none.
+            record.write(f"\n{lines}" if record.tell() else lines)
 
 
 def assign_names(

@@ -3,17 +3,15 @@
 The audio arrives in blocks of int16, from a file, standard input or a microphone.
 """
 
-import io
 import json
 import queue
 import signal
+import struct
 import sys
 import time
-import wave
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
 from shutil import get_terminal_size
@@ -22,7 +20,15 @@ from typing import BinaryIO, TextIO, cast
 import numpy as np
 
 from sbkit.audio.decode import Block, check_rate
-from sbkit.audio.io import FULL_SCALE, STANDARD, Samples, resample_blocks, stream_audio, to_int16
+from sbkit.audio.io import (
+    FULL_SCALE,
+    STANDARD,
+    Pipe,
+    Samples,
+    resample_blocks,
+    stream_audio,
+    to_int16,
+)
 from sbkit.base.errors import ConfigError, DataError, DeviceError
 from sbkit.base.imports import require_package
 from sbkit.base.messages import printable_json
@@ -34,6 +40,7 @@ from sbkit.tasks.vad.predict import open_detector
 
 MICROPHONE = "mic"
 LIVE_BLOCK_SECONDS = 0.1
+EXTENSIBLE = 0xFFFE  # the format of a WAV that has its format in an extension of the header
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 
 
@@ -137,22 +144,13 @@ def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator
         yield block
 
 
-class _Unbuffered(io.RawIOBase):
-    """A pipe whose reads return what has arrived; a buffered read waits for a full buffer."""
-
-    def __init__(self, content: BufferedReader) -> None:
-        self.read = content.read1  # type: ignore[method-assign]
-
-    def readable(self) -> bool:
-        return True
-
-
 def _stdin(content: BufferedReader, sample_rate: int, raw_rate: int | None) -> Iterator[Samples]:
     """Yield blocks of a pipe as they arrive; PyAV would wait for the first 64 kB of a WAV."""
     if raw_rate is None and not content.peek(4).startswith(b"RIFF"):
-        return stream_audio(_Unbuffered(content), sample_rate, LIVE_BLOCK_SECONDS)
+        # A read returns what has arrived; a buffered one would wait for a full buffer.
+        return stream_audio(Pipe(content.read1), sample_rate, LIVE_BLOCK_SECONDS)
     if raw_rate is not None:
-        rate, blocks = raw_rate, _read_pcm(partial(_read_frames, content, 1), raw_rate, channels=1)
+        rate, blocks = raw_rate, _read_pcm(content, raw_rate)
     else:
         rate, blocks = _read_wav(content)
     check_rate("standard input", rate)
@@ -161,30 +159,33 @@ def _stdin(content: BufferedReader, sample_rate: int, raw_rate: int | None) -> I
 
 def _read_wav(content: BinaryIO) -> tuple[int, Iterator[Block]]:
     """Return the rate and the blocks of piped 16-bit WAV."""
-    with suppress(wave.Error, EOFError):
-        file = wave.open(content)  # noqa: SIM115, standard input is not ours to close
-        rate = file.getframerate()
-        channels = file.getnchannels()
-        if file.getsampwidth() == 2:
-            read: Callable[[int], bytes] = file.readframes
-            if file.getnframes() == 0:
-                # A program that writes into a pipe may declare no samples, because it does not know
-                # their number when it writes the header.
-                read = partial(_read_frames, content, channels)
-            return rate, _read_pcm(read, rate, channels=channels)
-    raise DataError(
-        "A WAV on standard input must have 16 bits. Convert it: ffmpeg -i ... -f s16le -ac 1 "
-        "-ar 16000 - | sbkit transcribe ... - --live --raw-rate 16000"
-    )
+    content.read(len(b"RIFF1234WAVE"))
+    form = b""
+    while (chunk := content.read(8))[:4] != b"data" and len(chunk) == 8:
+        size = int.from_bytes(chunk[4:], "little")
+        body = content.read(size + size % 2)
+        form = body if chunk[:4] == b"fmt " else form
+    kind, channels, rate, bits = struct.unpack_from("<HHI6xH", form.ljust(16, b"\0"))
+    if kind == EXTENSIBLE:
+        kind = int.from_bytes(form[24:26], "little")
+    if (kind, bits) != (1, 16) or not channels:
+        raise DataError(
+            "A WAV on standard input must have 16 bits. Convert it: ffmpeg -i ... -f s16le -ac 1 "
+            "-ar 16000 - | sbkit transcribe ... - --live --raw-rate 16000"
+        )
+    # A program that writes into a pipe may declare no samples, because it does not know their
+    # number when it writes the header.
+    num_bytes = int.from_bytes(chunk[4:], "little") or sys.maxsize
+    return rate, _read_pcm(content, rate, channels=channels, num_bytes=num_bytes)
 
 
-def _read_frames(content: BinaryIO, channels: int, frames: int) -> bytes:
-    return content.read(2 * channels * frames)
-
-
-def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Block]:
-    """Yield blocks of the little-endian int16 that ``read`` returns for a number of frames."""
-    while block := read(seconds_to_samples(LIVE_BLOCK_SECONDS, rate)):
+def _read_pcm(
+    content: BinaryIO, rate: int, *, channels: int = 1, num_bytes: int = sys.maxsize
+) -> Iterator[Block]:
+    """Yield blocks of up to ``num_bytes`` of little-endian int16."""
+    block_bytes = 2 * channels * seconds_to_samples(LIVE_BLOCK_SECONDS, rate)
+    while block := content.read(min(block_bytes, num_bytes)):
+        num_bytes -= len(block)
         count = len(block) // (2 * channels) * channels
         values = np.frombuffer(block, "<i2", count).reshape(-1, channels)
         yield Block(rate, values.astype(np.float32).mean(1) / np.float32(FULL_SCALE))

@@ -12,10 +12,10 @@ Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from io import IOBase
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Self, cast
 
 from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioLike, Samples, stream_input
+from sbkit.audio.io import AudioLike, Samples, path_or_file, stream_input
 from sbkit.audio.segments import Segment, Segmenter
 from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.messages import listed, printable
@@ -297,11 +297,11 @@ class Transcriber(ReopenedWhenUnpickled):
         keep_truncated: bool = False,
     ) -> Iterator[_SegmentResult]:
         """Read and cut one input after the other; an error ends its input."""
-        if isinstance(audios, Path | str | IOBase | bytes | Mapping):
+        if isinstance(audios, Mapping) or path_or_file(audios) is not None:
             raise DataError(f"`{str(audios)[:100]}` is a single input. Pass a list of inputs.")
         apart = channel == EACH
         for audio in audios:
-            file = str(audio) if isinstance(audio, Path | str) else None
+            file = os.fsdecode(audio) if isinstance(audio, str | os.PathLike) else None
             blocks = partial(
                 stream_input, audio, sample_rate, self.sample_rate, keep_truncated=keep_truncated
             )

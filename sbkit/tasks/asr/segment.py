@@ -30,12 +30,12 @@ def add_commands(parser: Parser) -> None:
     groups = "runtime vad quiet import"
     add = parser.add_command("segment", segment, help, groups, opens_bundle=True)
     add("recording", metavar="RECORDING", type=Path, help="an audio file of any length")
-    add("transcript", metavar="TRANSCRIPT", type=Path, help="its text, in UTF-8")
+    add("transcript", metavar="TRANSCRIPT", type=Path, help="its text or subtitles, in UTF-8")
     model = "a bundle or a run folder that recognizes the language"
     one = {"type": Path, "nargs": 1, "required": True}
     add("--model", dest="models", metavar="BUNDLE|RUN", **one, help=model)
     add("--out", metavar="DIR", type=Path, required=True, help="the folder of the table")
-    lines = "each line is an utterance (default: each sentence)"
+    lines = "each line or subtitle is an utterance (default: each sentence)"
     add("--lines", action="store_true", help=lines)
     score = "leave out utterances with a lower score (default: -3)"
     add("--min-score", metavar="LN_P", type=float, default=-3.0, help=score)
@@ -48,10 +48,12 @@ def segment(options: Namespace) -> None:
     from sbkit.tasks.asr.alignment import align, run_model
     from sbkit.tasks.asr.predict import Transcriber
     from sbkit.tasks.asr.recordings import show_seconds
+    from sbkit.tasks.asr.subtitles import read_cues
     from sbkit.tasks.vad.predict import open_detector
     from sbkit.text.transcripts import split_text
 
     lines = read_text_lines(options.transcript, subject="A transcript")
+    lines = read_cues("\n".join(lines)) or lines
     require_writable(options.out, option="--out")
     options.out.mkdir(parents=True, exist_ok=True)
     bundle = load_in_thread(options.bundle, decoder=GREEDY, **model_options(options))

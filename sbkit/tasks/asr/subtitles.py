@@ -1,12 +1,13 @@
-"""Timed words as subtitles, in SubRip (.srt) and WebVTT, or as a table.
+"""Timed words as subtitles, in SubRip (.srt) and WebVTT, or as a table; and texts of subtitles.
 
 Lines, width and durations follow Netflix's Timed Text Style Guide (General Requirements): two
 lines of 42 columns, shown for five sixths of a second to seven seconds.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from html import escape, unescape
 from itertools import accumulate, chain, groupby, pairwise
 from math import ceil, inf
 
@@ -19,6 +20,11 @@ from sbkit.text.recognized_word import Word
 MAX_WIDTH, MAX_LINES = 42, 2
 MIN_SHOWN_SECONDS, MAX_SHOWN_SECONDS = 5 / 6, 7.0
 MAX_PAUSE_SECONDS = 1.0  # between two words of a subtitle
+_CUE = re.compile(  # up to an empty line or the number and the times of the next one
+    r"^[ \t]*(?:\d+:)+\d+[.,]\d+[ \t]*-->.*((?:\n(?!(?:\d+\s*\n)?[ \t\d:.,]+-->)[^\n]*\S[^\n]*)*)",
+    re.MULTILINE,
+)
+_STYLE = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")  # <i>, <v Ann>, <00:01.500>, {\an8}
 
 
 @dataclass(frozen=True)
@@ -61,13 +67,17 @@ def _group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
     """Yield the words of each subtitle; its width, its duration and pauses limit it.
 
     A full subtitle ends at its longest pause; of pauses equal to a tenth of a second, at the last.
+    The next one begins late enough for it to be read, unless 84 letters are spoken sooner.
     """
     group: list[Word] = []
     for word in chain.from_iterable(map(_split_long, words)):
         group.append(word)
         while not _fits(group):
             pauses = [round(after.start - before.end, 1) for before, after in pairwise(group)]
-            size = max(range(1, len(group)), key=lambda size: (pauses[size - 1], size))
+            min_end = group[0].start + MIN_SHOWN_SECONDS
+            sizes = [size for size in range(1, len(group)) if group[size].start >= min_end]
+            sizes = sizes or [len(group) - 1]
+            size = max(sizes, key=lambda size: (pauses[size - 1], size))
             yield group[:size]
             group = group[size:]
     if group:
@@ -140,6 +150,16 @@ def to_tsv(words: Sequence[Word]) -> str:
         header += "\tchannel"
         rows = [f"{row}\t{word.channel}" for row, word in zip(rows, words, strict=True)]
     return "\n".join([header, *rows])
+
+
+def read_cues(content: str) -> list[str]:
+    r"""Return the text of each subtitle of a SubRip or WebVTT file, without styles; [] of others.
+
+    >>> read_cues("1\n00:00:01,000 --> 00:00:02,500\n<i>hello</i>\nthere\n")
+    ['hello there']
+    """
+    texts = (unescape(_STYLE.sub("", match[1])) for match in _CUE.finditer(content))
+    return [" ".join(text.split()) for text in texts if text.strip()]
 
 
 def channel_label(word: Word) -> str:
