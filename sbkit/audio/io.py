@@ -196,7 +196,9 @@ def _blocks(audio: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
         with _open(audio) as file:
-            yield from decode.decode(file, name, options)
+            for block in decode.decode(file, name, options):
+                options.downmixer.rate = block.rate
+                yield block
     except (OSError, MemoryError) as error:
         raise AudioError("unreachable", f"{name} cannot be read: {error}") from error
     except decode.file_errors() as error:
