@@ -67,6 +67,7 @@ def test_spans_are_slices_of_the_whole_file(folder: Path, opened: list[str]) -> 
         for name in RECORDINGS:
             spans = [row["audio"] for row in rows if row["id"].startswith(name)]
             assert np.array_equal(np.concatenate(spans), read_audio(folder / name))
+        assert {row["file_rate"] for row in split.dataset["audio"]} == {*RECORDINGS.values()}
 
 
 @pytest.mark.parametrize(
