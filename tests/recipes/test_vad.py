@@ -275,7 +275,7 @@ def test_labels_of_other_toolkits_are_read_or_refused_by_name(
 
     assert prepare("label", '"speech"', '"background"', "null", '"yes"') == [50, 0, 51, 52]
     assert prepare("Class", '"Speech"', '"NonSpeech"') == [50, 0]
-    assert prepare("kind", '"noise"', "0") == [50, 50]
+    assert prepare("kind", '"noise"', "0") == [50, 51]
     assert caplog.text.count("`label` says which clips have no speech.") == 1
     for label in (
         "0",
