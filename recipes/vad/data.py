@@ -24,7 +24,7 @@ from sbkit.audio.random_draws import draw_uniform
 from sbkit.audio.segments import WINDOWS_PER_SECOND
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import DataError
-from sbkit.base.messages import listed, plural, short_value
+from sbkit.base.messages import listed, note_once, plural, short_value
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.corpus import SettingValues
@@ -33,9 +33,11 @@ from sbkit.data.splits import Splits, read_column, sample_counts
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.vad.task import (
+    LABEL_COLUMNS,
     SPANS_ADVICE,
     SPEECH,
     find_speech,
+    is_no_speech,
     parse_spans,
     speech_of,
 )
@@ -55,6 +57,12 @@ def prepare_speech(settings: SettingValues) -> Splits:
         files = (CONFIG_FILE, WEIGHTS_FILE, recognizer.task.label_file)
         made_from = {name: checksums[name] for name in filter(None, files)}
         splits = prepare_transcripts(settings)
+    for split in splits.named().values():
+        for column in split.column_names:
+            if column.lower() in LABEL_COLUMNS:
+                if sum(is_no_speech(column, value) for value in split.unique(column)):
+                    note_once(f"note: `{column}` says which clips have no speech.")
+                splits = with_fingerprints(splits, column)
     labeled = {n: split for n, split in splits.named().items() if SPEECH in split.column_names}
     for name, split in labeled.items():
         check_spans(name, split, rate)
@@ -72,7 +80,7 @@ def prepare_speech(settings: SettingValues) -> Splits:
     def label(split: Dataset) -> Iterator[str]:
         for row in read_rows(split, range(len(split))):
             speech = speech_of(row, rate)
-            if recognizer and row.get(SPEECH) is None:
+            if recognizer and row.get(SPEECH) is None and speech.any():
                 (words,) = recognizer.align([row["audio"]], [row["text"]])
                 speech = find_speech(row["audio"], rate, words)
             changes = np.diff(np.pad(speech.astype(np.int8), 1))

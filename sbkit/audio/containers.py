@@ -16,6 +16,10 @@ PCM_TAGS = (1, 3)  # of WAV: integers, floats
 EXTENSIBLE_TAG = 0xFFFE  # of WAV: the tag stands in another field
 STREAMED_BYTES = 2_000_000_000  # programs that write into a pipe declare this size or more
 MAX_EXCESS_BYTES = 64  # some programs count the header as audio
+# Bytes behind the audio that are no chunk: recorders fill the last block of a disk. If there are
+# more, and more than a share of the audio, its declared size is an old one, or counts samples.
+MAX_STRAY_BYTES, MAX_STRAY_SHARE = 4096, 0.01
+TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # of tags that follow the sound, also in joined MP3s
 UNKNOWN_32_BITS = 0xFFFFFFFF  # of RF64: the size stands in the chunk ds64
 # What may be missing at the end of a file or a span, because recorders and tables round: seconds,
 # or if it is more, a share of its declared length, up to a maximum.
@@ -95,6 +99,7 @@ class Header(NamedTuple):
     # compared, 0 if the file was streamed and declares nothing.
     declared_share: float = 1.0
     is_chunked: bool = False  # one of CHUNK_FORMATS
+    stray_bytes: int = 0  # behind the declared end of the audio, as if it went on
     end: int | None = None  # of the whole fragments of an MP4, if the table of the next is cut
     mp3_frames: int = 0  # the length that an MP3 declares, 0 if it declares none
     flac_bounds: Sequence[int] = ()  # the starts of FLACs that were joined, and their end
@@ -162,6 +167,7 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
     is_pcm_wav = is_sound_found = False
     long_size = 0  # of the audio in an RF64
     num_samples = 0  # in the tables of an MP4
+    stray_bytes = 0
     for index, (id, position, size) in enumerate(_walk(file, chunk_format)):
         present = file_bytes - position
         if index and id == first_id:
@@ -188,10 +194,30 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
             if id != MP4_AUDIO and is_mp4:
                 counts = (match[1] or match[2] for match in _SAMPLE_COUNT.finditer(file.read(size)))
                 num_samples += sum(int.from_bytes(count, "big") for count in counts)
+            if not is_mp4:
+                stray_bytes = _count_stray_bytes(file, chunk_format, position + size, size)
         is_needed = not is_sound_found or (is_mp4 and id in chunk_format.audio)
         if (size > present and is_needed) or num_samples > file_bytes:
             raise cut_short(name)  # FFmpeg would allocate what is declared: 24 bytes a sample
-    return Header(is_pcm_wav, is_chunked=True)
+    return Header(is_pcm_wav, is_chunked=True, stray_bytes=stray_bytes)
+
+
+def _count_stray_bytes(file: BinaryIO, chunk_format: ChunkFormat, end: int, size: int) -> int:
+    """Count the bytes behind audio of a size; 0 for a few, zeros, tags, XML and chunks.
+
+    A chunk may follow without the byte that aligns it.
+    """
+    count = file.seek(0, 2) - end
+    if count <= max(MAX_STRAY_BYTES, MAX_STRAY_SHARE * size):
+        return 0
+    file.seek(end)
+    content = file.read(SCANNED_BYTES)
+    for start in (0, -size % chunk_format.alignment):
+        id, chunk_size = _unpack(chunk_format, content[start:])
+        if id[:4].isascii() and id[:4].decode().isprintable() and chunk_size <= count:
+            return 0
+    is_other = not content.strip(b"\0") or content.startswith((*TAG_PREFIXES, b"<"))
+    return 0 if is_other else count
 
 
 def _walk(file: BinaryIO, chunk_format: ChunkFormat) -> Iterator[tuple[bytes, int, int]]:

@@ -21,7 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.channels import Downmixer
-from sbkit.audio.containers import AudioError, Header, cut_short, ends_early, read_header
+from sbkit.audio.containers import (
+    TAG_PREFIXES,
+    AudioError,
+    Header,
+    cut_short,
+    ends_early,
+    read_header,
+)
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import note_once
 from sbkit.base.ranges import HOUR
@@ -75,7 +82,6 @@ ROUNDING = 0.003  # seconds; of durations that a file declares
 MAX_HOLE_SECONDS, MAX_OVERLAP_SECONDS = 0.05, 1.0
 MAX_UNDECLARED_SECONDS = HOUR  # of silence at once in a file that declares no duration
 OGG_SERIAL = 14  # position of the serial number in a page
-TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
 
 
 class Block(NamedTuple):
@@ -110,6 +116,12 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         file.seek(0)
         if header.end is not None and not options.keep_truncated:
             raise cut_short(name)
+        if header.stray_bytes and not options.keep_truncated:
+            raise AudioError(
+                "longer than declared",
+                f"{name} goes on for {header.stray_bytes:,} bytes behind its declared end. Write "
+                "its header anew; of a WAV, ffmpeg -ignore_length 1 -i OLD NEW reads all of it.",
+            )
     for number, (start, end) in enumerate(pairwise(header.flac_bounds), 1):
         file.seek(start)
         part = BytesIO(file.read(end - start))

@@ -205,7 +205,9 @@ def _blocks(audio: Path | str | BinaryIO, options: ReadOptions) -> Iterator[Bloc
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
         with _open(audio) as file:
-            yield from decode.decode(file, name, options)
+            for block in decode.decode(file, name, options):
+                options.downmixer.rate = block.rate
+                yield block
     except (OSError, MemoryError) as error:
         raise AudioError("unreachable", f"{name} cannot be read: {error}") from error
     except decode.file_errors() as error:
@@ -314,7 +316,7 @@ def read_spans(
 def declared_seconds(audio: Path | str | BinaryIO) -> float:
     """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
     if isinstance(audio, Path | str):
-        if not Path(audio).is_file():
+        if not os.path.isfile(audio):  # noqa: PTH113 - Path.is_file raises for too long a name
             return 0.0
         with suppress(soundfile.SoundFileError):  # in a hundredth of the time of FFmpeg
             return float(soundfile.info(audio).duration)

@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(5, "06c4ff66106d361b"),
+    "corpus": CodeVersion(6, "55bde8d383bddefe"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
     "text": CodeVersion(9, "e43cbadd5423e1f3"),
     "token_counts": CodeVersion(1, "7238cf6c84fd963c"),
@@ -28,8 +28,8 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "language_models": CodeVersion(1, "fd2ebab8e77b0055"),
     "symbols": CodeVersion(2, "196efa3175900750"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
-    "speech": CodeVersion(1, "40d59ad96e460658"),
-    "data_report": CodeVersion(3, "1a25eb68e9413da2"),
+    "speech": CodeVersion(2, "f6054583c06e69db"),
+    "data_report": CodeVersion(4, "81fc6a6db7048f11"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that
 # writes a corpus: these files and the files that they import.

@@ -43,6 +43,8 @@ MAX_UNALIGNED_SHARE = 0.05  # utterances; with more, training does not start
 MAX_RARE_SHARE = 0.02  # transcripts with foreign characters; healthy corpora have some
 COLUMN_NOUNS = {"audio": "clip", "text": "sentence", "speaker": "speaker"}  # not to be shared
 MAX_SHARED_SHARE = 0.5  # clips of a set that were trained on; with more, its score is worthless
+MAX_NARROW_SHARE = 0.05  # clips of a set from files of a lower rate than `sample_rate`
+MIN_RATE_SHARE = 0.9  # of `sample_rate`: 22.05 and 44.1 kHz are enough for 24 and 48
 MAX_OUTSIDE_SHARE = 0.01  # rows of train that `min_seconds` and `max_seconds` usually leave out
 MAX_SAMPLED_CLIPS = 100  # evenly spread over a split; the fault is a folder of silent clips
 # The English table replaces 0.24 % of the letters of the default corpus in Spanish (whose prompts
@@ -262,6 +264,7 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
     rate = run.spec.settings["sample_rate"]
     facts = measure_data(splits, sample_rate=rate, language=run.spec.settings.get("language"))
     yield from _check_changes(run, [*facts["splits"].values()])
+    yield from _check_file_rates(run, facts["splits"])
     max_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
     is_unusual = len(splits.out_of_range) > max_usual
     outside = {row.reason for row in splits.out_of_range if is_unusual}
@@ -329,6 +332,27 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
                 fix=f"Keep each {noun} in one split.",
                 stops=(noun, first) == ("clip", TRAIN) and count > MAX_SHARED_SHARE * shared["of"],
             )
+
+
+def _check_file_rates(run: CheckedRun, splits: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Find splits with files whose rate is below `sample_rate`, so that they lack its high band."""
+    rate = run.spec.settings["sample_rate"]
+    narrow = []
+    for name, facts in splits.items():
+        rates = {
+            int(r): n for r, n in facts["file_rates"].items() if int(r) < MIN_RATE_SHARE * rate
+        }
+        if sum(rates.values()) > MAX_NARROW_SHARE * facts["utterances"]:
+            counts = listed(f"{n:,} of {facts['utterances']:,}: {r:,} Hz" for r, n in rates.items())
+            narrow.append(f"{name} ({counts})")
+    if narrow:
+        yield run.note(
+            "sample_rate",
+            problem=f"Files have a lower rate than `sample_rate: {rate}`, so they lack the sounds "
+            f"above half of their rate: {listed(narrow)}",
+            fix="Set `sample_rate` to their rate, if the model shall be used on such files; "
+            "otherwise use files of a higher rate.",
+        )
 
 
 def _check_split_column(run: CheckedRun) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ class DecodedFile:
     """Facts about a file, set once all of its clips are decoded."""
 
     digest: str = ""  # a hash of its content
+    rate: int = 0  # Hz
     channel_fault: str = ""  # a description of audio that the downmix of its channels loses
 
 
@@ -67,7 +68,8 @@ def decode_file(
                 decoded = read_spans(clips, sample_rate, downmixer, file)
             for samples in decoded:
                 yield _encode(samples, sample_rate, store)
-            result.digest, result.channel_fault = digest, downmixer.fault
+            result.digest, result.rate = digest, downmixer.rate
+            result.channel_fault = downmixer.fault
     except AudioError as error:
         yield from [DecodedClip(error)] * len(clips)
     except OSError as error:

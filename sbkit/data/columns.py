@@ -3,7 +3,6 @@
 Names are compared without case, spaces and brackets: "Start Time (s)" is ``start_time_s``.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -147,8 +146,7 @@ def parse_span(
         text = f"{first:g} to " + ("the end" if is_open else f"{last:g} s")
         return Excluded("", INVALID_SPAN, f"{text} of {name}")
     if not start:
-        is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for too long a name
-        seconds = declared_seconds(path) if is_file else 0.0
+        seconds = declared_seconds(path)
         # A rounded length must not cut off words; many scripts write int(seconds).
         if seconds - last <= max(MAX_ROUNDING_SECONDS, last / 10) or last == int(seconds):
             return AudioSpan(path, channel=number)

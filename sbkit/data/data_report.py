@@ -156,6 +156,7 @@ def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
         "speakers": _count_speakers([split]),
         # Data of several languages, or of an unknown one, is taken to have words.
         "words": num_words if separates_words(language) else None,
+        "file_rates": _count_file_rates(split),
         "seconds": dict(zip(("shortest", "median", "longest"), quantiles, strict=False)),
         "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),
         "implausible": take_columns(implausible, "id", "text", "samples").to_pylist(),
@@ -195,6 +196,15 @@ def _list_wrong_durations(split: datasets.Dataset, sample_rate: int) -> list[Fac
         split.select(rows), "id", DURATION_COLUMN, "samples"
     ).to_pylist()
     return clips
+
+
+def _count_file_rates(split: datasets.Dataset) -> dict[str, int]:
+    """Count the clips by the rate of their files in Hz, the most frequent first; {} if unknown."""
+    rates = Counter[int]()
+    for columns in batch_columns(split, AUDIO):
+        for entry in pc.struct_field(columns[AUDIO], "file_rate").value_counts().to_pylist():
+            rates[entry["values"]] += entry["counts"]
+    return {str(rate): count for rate, count in rates.most_common() if rate}
 
 
 def _count_speakers(splits: Iterable[datasets.Dataset]) -> int | None:

@@ -6,6 +6,7 @@ where: {variant: pt-BR, gender: [female_feminine, ""]}    "" stands for rows wit
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from functools import reduce
 from operator import or_
 
@@ -19,6 +20,9 @@ from sbkit.data.manifest import SPAN_COLUMNS, Manifest
 
 MAX_LISTED_VALUES = 8  # in an error
 _SEPARATOR = r"\s*[,|]\s*"  # between the values of a field, such as several accents
+_NUMBER = re.compile(
+    r"-?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?", re.ASCII
+)  # 01 is a name
 
 
 def filter_splits(
@@ -63,6 +67,20 @@ def filter_rows(manifest: Manifest, where: Mapping[str, object], split: str) -> 
 
 
 def _has_value(fields: pa.ChunkedArray, value: str) -> Bools:
-    pattern = rf"^(.*{_SEPARATOR})?{re.escape(value)}({_SEPARATOR}.*)?$" if value else "^$"
-    mask: Bools = pc.match_substring_regex(fields, pattern).to_numpy()
-    return mask
+    """Return which fields have a value: a text, or a number or truth value in any spelling.
+
+    JSON has true and 1.0 where pandas writes True and 1 into a CSV.
+    """
+    flags = "(?i)" if value.lower() in ("true", "false") else ""
+    pattern = rf"{flags}^(.*{_SEPARATOR})?{re.escape(value)}({_SEPARATOR}.*)?$" if value else "^$"
+    mask = pc.match_substring_regex(fields, pattern)
+    if _NUMBER.fullmatch(value):
+        equal = [field for field in pc.unique(fields).to_pylist() if _has_number(field, value)]
+        mask = pc.or_(mask, pc.is_in(fields, value_set=pa.array(equal, pa.string())))
+    chosen: Bools = mask.to_numpy()
+    return chosen
+
+
+def _has_number(field: str, value: str) -> bool:
+    numbers = filter(_NUMBER.fullmatch, re.split(_SEPARATOR, field.strip()))
+    return Decimal(value) in map(Decimal, numbers)

@@ -81,7 +81,7 @@ from sbkit.data.work_units import (
 from sbkit.data.work_units import write as write
 from sbkit.logs.progress import progress_bar
 
-CORPUS_FORMAT = 5
+CORPUS_FORMAT = 6
 UNSAFE_CHARS = re.compile(r"[^\w.+-]+")  # in the name of a folder
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # 1000 clips of 5 s at 16 kHz take 160 MB
 UNITS_PER_CORE = 4  # for a small corpus

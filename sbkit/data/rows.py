@@ -158,7 +158,8 @@ class Shards:
         """Return the samples, mix_fault and audio of a shard's clips, as STORED_SCHEMA."""
         table, count = shard.table, len(shard.table)
         audio = table[AUDIO].combine_chunks()
-        columns = {name: audio.field(name) for name in ("start", "size", "crc32", "digest")}
+        shared = ("start", "size", "crc32", "digest", "file_rate")
+        columns = {name: audio.field(name) for name in shared}
         columns["file"] = pa.repeat(f"{self._prefix}{shard.name}.arrow", count)
         columns["shard"] = pa.repeat(self._numbers.get(unit_of(shard.name), 0), count)
         columns["sample_rate"] = pa.repeat(self.template.sample_rate, count)
@@ -522,6 +523,7 @@ def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest
         "crc32": pa.nulls(count, pa.int64()),
         "sample_rate": pa.repeat(sample_rate, count),
         "digest": pc.binary_join_element_wise(facts[0], " bytes, ", facts[1], " samples", ""),
+        "file_rate": pa.nulls(count, pa.int64()),
     }
     stored = {
         "samples": samples,

@@ -56,6 +56,7 @@ AUDIO_TYPE = pa.struct(
         "crc32": pa.int64(),  # of these bytes
         "sample_rate": pa.int64(),  # Hz, of the decoded samples
         "digest": pa.string(),  # of the clip's file, followed by the position in it
+        "file_rate": pa.int64(),  # Hz, of this file; null if the clip is lazy
     }
 )
 CLIP_KEYS = ("path", "part", "file_size", "file_time")
@@ -69,6 +70,7 @@ CLIP_TYPE = pa.struct(  # the column AUDIO of a shard's table
         "size": pa.int64(),
         "crc32": pa.int64(),
         "digest": pa.string(),
+        "file_rate": pa.int64(),
     }
 )
 LEFT_OUT_SCHEMA = pa.schema(  # clips without usable audio; `id` names the rows of a table
@@ -302,7 +304,7 @@ class ShardWriter:
         positions = zip(*locate_audio(self._path), strict=True)
         for clip, file, (start, size) in zip(self._clips, self._files, positions, strict=True):
             digest = f"{file.digest}:{clip['part']}" if clip["part"] else file.digest
-            clip |= {"start": start, "size": size, "digest": digest}
+            clip |= {"start": start, "size": size, "digest": digest, "file_rate": file.rate}
         faults = pa.array([file.channel_fault for file in self._files], pa.string())
         shard_columns = {"samples": pa.array(self._samples, pa.int64()), CHANNEL_FAULT: faults}
         shard_columns |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}

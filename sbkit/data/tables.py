@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import SUFFIXES, AudioSpan, file_rate
+from sbkit.audio.io import SUFFIXES, AudioSpan, declared_seconds, file_rate
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, note_once
@@ -34,6 +34,7 @@ from sbkit.base.units import MICROSECONDS
 from sbkit.base.user_folders import expand_home
 from sbkit.data.columns import (
     CUT_SHORT,
+    MAX_ROUNDING_SECONDS,
     TIME_ROLES,
     USUAL_COLUMNS,
     SpanColumns,
@@ -65,6 +66,16 @@ RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file b
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
 CLIPS_FOLDER = "clips"  # in a Common Voice release
 DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
+MAX_TRIED_SPANS = 50  # of a table, to find out the unit of its times
+MIN_HEARD_SECONDS = 0.05  # of a span; in a wrong unit, most are shorter or beyond their files
+
+Units = tuple[int, int, int]  # of a start, a length and an end: how many make a second
+SAMPLES: Units = (0, 0, 0)  # of the file
+UNIT_NAMES: Mapping[Units, str] = {  # the longest first
+    (1, 1, 1): "seconds",
+    (1000, 1000, 1000): "milliseconds",
+    SAMPLES: "samples",
+}
 
 TextRow = dict[str, str]  # the text of each column
 
@@ -614,10 +625,8 @@ def _find_clips(
     paths: list[bytes] = []
     spans: list[AudioSpan] = []
     times = [read_text_column(table.rows, column) for column in time_columns]
-    units = [units_per_second(column) for column in time_columns]
-    fields = (read_text_column(table.rows, name) for name in names)
-    numbers = (time.strip() or "0" for time in chain(times[0], times[2]))
-    in_samples = time_columns.counts_samples and all(map(str.isdecimal, numbers))
+    fields = [read_text_column(table.rows, name) for name in names]
+    units = _find_units(table, time_columns, times, lambda row: find_audio(fields[0][row].strip()))
     for index, values in enumerate(zip(*fields, zip(*times, strict=True), strict=True)):
         name, id, channel, row_times = values
         span: AudioSpan | Excluded
@@ -625,8 +634,7 @@ def _find_clips(
         if isinstance(file, Excluded):
             span = file
         else:
-            is_timed = in_samples and any(map(str.strip, row_times))
-            span = parse_span(file, row_times, [_rate_of(file)] * 3 if is_timed else units, channel)
+            span = _parse_span(file, row_times, units, channel)
             if isinstance(span, Excluded) and not time_columns.start:
                 span = parse_span(file, ("", "", ""), units, channel)  # the length is not a time
         if isinstance(span, Excluded):
@@ -647,6 +655,64 @@ def _find_clips(
     if not all(span.is_file for span in spans):
         clips |= span_columns(spans)
     return clips, rows
+
+
+def _find_units(
+    table: Table,
+    time_columns: SpanColumns,
+    times: Sequence[Sequence[str]],
+    file_of: Callable[[int], str | Excluded],
+) -> Units:
+    """Return the units that most spans of some rows fit their files in: first, those of the names.
+
+    If they fit in several others, the longest counts. Times without a start are not compared.
+    """
+    first, length, end = (units_per_second(name or time_columns.start) for name in time_columns)
+    assumed: Units = (first, length, end)
+    numbers = (time.strip() or "0" for time in chain(times[0], times[2]))
+    if time_columns.counts_samples and all(map(str.isdecimal, numbers)):
+        assumed = SAMPLES
+    tried: list[tuple[str, float, Sequence[str]]] = []
+    step = -(-len(table.rows) // MAX_TRIED_SPANS) or 1
+    for row in range(0, len(table.rows), step) if time_columns.start else ():
+        row_times = [column[row].strip() for column in times]
+        file = file_of(row)
+        if any(row_times) and isinstance(file, str) and (seconds := declared_seconds(file)):
+            tried.append((file, seconds, row_times))
+    fitting = [
+        units
+        for units in dict.fromkeys((assumed, *UNIT_NAMES))
+        if 2 * sum(_fits(*span, units) for span in tried) > len(tried)
+    ]
+    units = next(iter(fitting), assumed)
+    if units != assumed or units == SAMPLES:
+        columns = listed(f"`{column}`" for column in time_columns if column)
+        note = f"note: {table.file}: {columns} are read as {UNIT_NAMES.get(units, 'named')}"
+        others = [UNIT_NAMES[other] for other in fitting[1:] if other in UNIT_NAMES]
+        if units != assumed:
+            note += f", because most do not fit the files as {UNIT_NAMES.get(assumed, 'named')}"
+        elif others:
+            note += f", but would fit the files as {listed(others)}, too"
+        note_once(f"{note}.")
+    return units
+
+
+def _fits(path: str, seconds: float, times: Sequence[str], units: Units) -> bool:
+    """Check whether a span is long enough to hear, and ends about within a file's duration."""
+    span = _parse_span(path, times, units, "")
+    if isinstance(span, Excluded):
+        return False
+    end = seconds if span.end is None else span.end / MICROSECONDS
+    is_inside = end <= 1.1 * seconds + MAX_ROUNDING_SECONDS
+    return is_inside and end - span.start / MICROSECONDS >= MIN_HEARD_SECONDS
+
+
+def _parse_span(
+    path: str, times: Sequence[str], units: Units, channel: str
+) -> AudioSpan | Excluded:
+    """Parse times, which may be samples of the file."""
+    in_samples = units == SAMPLES and any(map(str.strip, times))
+    return parse_span(path, times, [_rate_of(path)] * 3 if in_samples else units, channel)
 
 
 @lru_cache(maxsize=1 << 16)  # many rows are spans of one file

@@ -266,6 +266,42 @@ def test_wav_whose_size_is_odd_or_counts_its_header_is_read(
     assert not caplog.messages
 
 
+STRAY_NOISE = np.random.default_rng(0).integers(-3000, 3000, 4 * EARLY_RATE, np.int16).tobytes()
+CHUNK = b"LIST" + len(STRAY_NOISE).to_bytes(4, "little") + STRAY_NOISE
+TRAILERS = {
+    "a block of a disk": STRAY_NOISE[:4096],
+    "zeros": bytes(len(STRAY_NOISE)),
+    "a tag": b"ID3\4\0\0" + STRAY_NOISE,
+    "XML": b"<?xml?>" + b"<a/>" * 2000,
+    "a chunk": CHUNK,
+    "a chunk that is aligned": b"\0" + CHUNK,
+}
+
+
+@pytest.mark.parametrize("format", [*SAMPLE_FORMATS, "ULAW"])
+def test_file_that_goes_on_behind_its_declared_end_is_refused_or_read(format: str) -> None:
+    """Of a WAV whose size counted samples, half was trained on with the whole transcript."""
+    subtype, container = ("ULAW", "WAV") if format == "ULAW" else ("PCM_16", format)
+    noise = np.random.default_rng(0).normal(0, 0.1, SECONDS * EARLY_RATE)
+    soundfile.write(file := BytesIO(), noise, EARLY_RATE, subtype, format=container)
+    content = file.getvalue() + STRAY_NOISE
+    if format in ("AU", "NIST"):
+        assert len(read(content, sample_rate=EARLY_RATE)) == len(noise) + len(STRAY_NOISE) // 2
+        return
+    with pytest.raises(AudioError, match="goes on for 64,000 bytes behind its declared end"):
+        read(content)
+    kept = read(content, sample_rate=EARLY_RATE, keep_truncated=True)
+    assert len(kept) == len(noise)
+
+
+@pytest.mark.parametrize("trailer", TRAILERS)
+def test_other_bytes_behind_the_sound_of_a_wav_are_left_out(trailer: str) -> None:
+    samples = tone(8000)[: 8001 if "aligned" in trailer else None]  # an odd number of bytes
+    soundfile.write(file := BytesIO(), samples, 8000, "ULAW", format="WAV")
+    content = file.getvalue().removesuffix(b"\0" if "aligned" in trailer else b"")
+    assert len(read(content + TRAILERS[trailer], sample_rate=8000)) == len(samples)
+
+
 @pytest.mark.parametrize("name", FILES, ids="-".join)
 def test_joined_files_are_read_whole_or_refused(name: tuple[str, str]) -> None:
     content = make_file(name)

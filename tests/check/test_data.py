@@ -302,6 +302,40 @@ def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) 
     assert findings_on(tmp_path / "run", checks, data_folder=str(asterisk_english)) == []
 
 
+# Rates of the model, and of the files of train; and what is noted. Those of dev: 16 and 44.1 kHz
+RATES = [
+    (16_000, [8_000] * 3, "train (3 of 3: 8,000 Hz)"),
+    (
+        48_000,
+        [16_000, 8_000, 16_000],
+        "train (2 of 3: 16,000 Hz, 1 of 3: 8,000 Hz), dev (1 of 2: 16",
+    ),
+    (16_000, [8_000] + [16_000] * 19, ""),
+    (16_000, [8_000] + [16_000] * 18, "train (1 of 19: 8,000 Hz)"),
+    (24_000, [22_050] * 3, "dev (1 of 2: 16,000 Hz)"),
+]
+
+
+@pytest.mark.parametrize(("rate", "train", "noted"), RATES)
+def test_files_that_lack_the_high_band_of_the_model_are_noted_by_split(
+    rate: int, train: list[int], noted: str, tmp_path: Path
+) -> None:
+    """A codec for 48 kHz was trained on files of 16 kHz, and no line or report said so."""
+    tables = {}
+    for split, rates in {"train": train, "dev": [16_000, 44_100]}.items():
+        rows = ["path,text"]
+        for number, file_rate in enumerate(rates):
+            file = tmp_path / f"{split}{number}.wav"
+            soundfile.write(file, np.random.default_rng().normal(0, 0.1, file_rate), file_rate)
+            rows.append(f"{file},{split} {number * 'a'}")
+        tables[split] = str(tmp_path / f"{split}.csv")
+        Path(tables[split]).write_text("\n".join(rows))
+    findings = findings_on(tmp_path / "run", [check_data], manifest=tables, sample_rate=rate)
+    problems = [f"{f.where}: {f.problem}" for f in findings if "lower rate" in f.problem]
+    assert len(problems) == bool(noted)
+    assert all("sample_rate" in problem and noted in problem for problem in problems)
+
+
 def test_channels_that_cancel_each_other_out_are_noted(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     speech = random.normal(0, 0.1, 32_000)

@@ -38,8 +38,9 @@ def make_splits(folder: Path) -> Splits:
         clips = []
         for id, text, speaker, seconds in rows:
             file = folder / f"{name}-{len(clips)}.wav"
-            noise = np.random.default_rng(0).standard_normal(int(seconds * 16_000))
-            soundfile.write(file, 0.1 * noise, 16_000)
+            rate = 8_000 if id == "d" else 16_000
+            noise = np.random.default_rng(0).standard_normal(int(seconds * rate))
+            soundfile.write(file, 0.1 * noise, rate)
             clips.append(Clip(id, file, text, {"speaker": speaker}))
         return prepare(clips).dataset
 
@@ -64,6 +65,7 @@ def test_data_report_figures_match_the_data(tmp_path: Path) -> None:
     facts = measure_data(make_splits(tmp_path), sample_rate=16_000, language="en")
     train = facts["splits"]["train"]
     assert (train["utterances"], train["speakers"], train["words"]) == (4, 2, 5)
+    assert train["file_rates"] == {"16000": 3, "8000": 1}
     assert train["hours"] == pytest.approx(7.5 / 3600)
     assert (train["seconds"]["shortest"], train["seconds"]["longest"]) == (1.0, 2.5)
     assert train["characters"]["é"] == 1
@@ -84,6 +86,7 @@ def test_data_report_page_loads_nothing_and_escapes_text(tmp_path: Path) -> None
     splits, file = make_splits(tmp_path), tmp_path / "page.html"
     write_data_page(splits, measure_data(splits, sample_rate=16_000, language="en"), file)
     page = file.read_text()
+    assert "<td>3 of 16000 Hz, 1 of 8000 Hz" in page
     tags: list[str] = []
 
     class Tags(HTMLParser):

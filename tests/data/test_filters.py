@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.filters import filter_rows
 from sbkit.data.manifest import Clip, Manifest
+from tests.data.test_spans import read
 
 ACCENTS = ("Scottish", "India (India, Nepal),Scottish", "", "Scottish English", "Irish|Welsh")
 MANIFEST = Manifest.of(
@@ -30,6 +32,35 @@ def test_where_keeps_rows_with_a_value(
     where = parse_overrides([f"--where={condition}" for condition in conditions])["where"]
     manifest = filter_rows(MANIFEST, where, "train")
     assert (manifest.ids, manifest.filtered) == ([*ids], filtered)
+
+
+# Each value of a row in JSON and parquet, and in the CSV of pandas
+TYPES: list[tuple[object, str]] = [(True, "True"), (False, "False"), (1.0, "1"), (2, "2.0")]
+TYPES += [(1e16, "10000000000000000"), (0.5, ".5"), ("01", "01"), ("a, 1", "a, 1"), (None, "")]
+
+
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        *((True, {0}), ("TRUE", {0}), (False, {1}), (1, {2, 7}), ("1.00", {2, 7}), ("2", {3})),
+        *((10**16, {4}), (0.5, {5}), ("5e-1", {5}), ("01", {6}), ("a", {7}), ("", {8})),
+    ],
+)
+def test_values_are_compared_whatever_type_they_have_in_the_table(
+    value: object, rows: set[int], tmp_path: Path
+) -> None:
+    """JSON's true and 1.0 were texts that no value of a YAML equals."""
+    json_values, texts = zip(*TYPES, strict=True)
+    for index, json_value in enumerate(json_values):
+        table = pd.DataFrame({"path": [f"{index}.wav"], "text": "hi", "value": [json_value]})
+        table.to_parquet(tmp_path / f"{index}.parquet")
+        table.to_json(tmp_path / f"{index}.jsonl", orient="records", lines=True)
+    names = [f"{index}.wav" for index in range(len(texts))]
+    pd.DataFrame({"path": names, "text": "hi", "value": texts}).to_csv(tmp_path / "a.csv")
+    for pattern in ("*.parquet", "*.jsonl", "a.csv"):
+        manifest = Manifest.join(map(read, sorted(tmp_path.glob(pattern))))
+        kept = filter_rows(manifest, {"value": value}, "train")
+        assert {int(id) for id in kept.ids} == rows, pattern
 
 
 @pytest.mark.parametrize(

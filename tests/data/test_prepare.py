@@ -199,6 +199,7 @@ def test_corpus_gives_back_the_clips_on_any_file_system(
             row = rows[clip.id]
             assert (row["sentence"], row["age"]) == (clip.sentence, clip.columns["age"])
             assert np.array_equal(row["audio"], read_audio(clip.path))
+        assert {location["file_rate"] for location in splits.train["audio"]} == {16_000}
         assert [row.reason for row in splits.excluded] == ["no path"]
         assert set(splits.valid) == {"dev"}
         digests.append(splits.fingerprints)

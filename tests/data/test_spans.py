@@ -1,10 +1,12 @@
 """Parts of long recordings: tables with offsets and times."""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +67,7 @@ def test_spans_are_slices_of_the_whole_file(folder: Path, opened: list[str]) -> 
         for name in RECORDINGS:
             spans = [row["audio"] for row in rows if row["id"].startswith(name)]
             assert np.array_equal(np.concatenate(spans), read_audio(folder / name))
+        assert {row["file_rate"] for row in split.dataset["audio"]} == {*RECORDINGS.values()}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,57 @@ def test_times_of_a_part_have_several_names_or_are_named_as_unused(
     expected = (1_500_000, 2_250_000, None) if is_part else (0, None, None)
     assert [span[1:] for span in manifest.spans] == [expected]
     assert ("end, " in caplog.text and "_frame are not used" in caplog.text) == ("frame" in header)
+
+
+@pytest.mark.parametrize(
+    ("header", "times", "note"),
+    [
+        ("start,end", "10,14", ""),
+        ("start,stop", "480000,672000", "read as samples."),
+        ("start,stop", "10,14", "read as seconds, because most do not fit the files as samples."),
+        ("start,end", "10000,14000", "read as milliseconds, because .* as seconds."),
+        ("offset,duration", "480000,192000", "read as samples, because .* as seconds."),
+        ("start_ms,end_ms", "10,14", "read as seconds, because .* as milliseconds."),
+        ("begin,end", "10.,", ""),
+        ("begin,end", "480000,", "read as samples, because .* as seconds."),
+    ],
+)
+def test_times_in_another_unit_than_they_are_named_are_tried_and_said(
+    header: str, times: str, note: str, folder: Path, tmp_path: Path, caplog: Any
+) -> None:
+    """Whole seconds in `start` and `stop` were samples, and spans of less than a millisecond."""
+    caplog.set_level("INFO")
+    rows = [f"{folder}/talk.flac,hi,{times}", f"{folder}/talk.mp3,hi,", f"{folder}/lost.mp3,hi,1,2"]
+    rows[1] += "," * times.count(",")
+    manifest = read(write_lines(tmp_path / "a.csv", [f"path,sentence,{header}", *rows]))
+    end = None if times.endswith(",") else 14_000_000
+    assert [*manifest.spans][0][1:3] == (10_000_000, end)
+    assert bool(note) == bool(caplog.messages)
+    assert re.search(f"{note}$", "".join(caplog.messages))
+
+
+@pytest.mark.parametrize(
+    ("header", "times", "span", "note"),
+    [  # milliseconds, as likely as samples; a phone; and times behind the file in any unit
+        (
+            "start,stop",
+            "10000,14000",
+            (208_333, 291_667),
+            "samples, but would .* milliseconds, too",
+        ),
+        ("start,end", "10.01,10.04", (10_010_000, 10_040_000), ""),
+        ("start,end", "9e9,9e9", None, ""),
+    ],
+)
+def test_times_that_fit_in_no_other_unit_are_those_of_their_names(
+    header: str, times: str, span: object, note: str, folder: Path, tmp_path: Path, caplog: Any
+) -> None:
+    caplog.set_level("INFO")
+    rows = [f"path,sentence,{header}", f"{folder}/talk.flac,hi,{times}"]
+    manifest = read(write_lines(tmp_path / "a.csv", rows))
+    assert [clip_span[1:3] for clip_span in manifest.spans] == ([span] if span else [])
+    assert bool(note) == bool(caplog.messages)
+    assert re.search(note, "".join(caplog.messages))
 
 
 @pytest.mark.parametrize(

@@ -286,15 +286,16 @@ def test_manifests_of_speechbrain_are_read(tmp_path: Path) -> None:
         read(tmp_path / "b.csv", data_folder=str(tmp_path))
 
 
-def test_paths_of_a_file_are_one(tmp_path: Path) -> None:
+def test_paths_of_a_file_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "sub").mkdir()
     (tmp_path / normalize("NFD", "für.wav")).touch()
     spelled = ["./a.wav", "a.wav", "sub/../a.wav", "sub//.././a.wav", f"{tmp_path}/a.wav"]
-    spelled += ["für.wav", ".//für.wav"]
+    spelled += ["~/a.wav", "~/sub/../a.wav", "für.wav", ".//für.wav"]
     rows = ["path,text", *(f"{path},hi" for path in spelled)]
     (tmp_path / "a.csv").write_text("\n".join(rows))
     reasons = [row.reason for row in read(tmp_path / "a.csv").excluded]
-    assert reasons == ["clip listed twice"] * 5
+    assert reasons == ["clip listed twice"] * 7
 
 
 # ---- releases of Common Voice, and columns

@@ -252,6 +252,44 @@ def test_spans_are_within_their_clips_and_clips_without_the_column_have_their_le
     assert prepare_labels(tmp_path, train=labels, dev=["0.1-0.9"])["train"] == labels
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_labels_of_other_toolkits_are_read_or_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NeMo's `label` was ignored, so that its background was speech."""
+    caplog.set_level("INFO")
+
+    def prepare(column: str, *labels: str) -> list[int]:
+        """Prepare clips with labels, and return how many windows of each are speech."""
+        rows = [f'{{"audio_filepath": "{n}.wav", "{column}": {x}}}' for n, x in enumerate(labels)]
+        for n, row in enumerate(rows):
+            soundfile.write(tmp_path / f"{n}.wav", loud(0.5, 1.0 + n / 100, 0.5), RATE)
+            (tmp_path / f"{n}.json").write_text(row)
+        tables = [str(tmp_path / f"{n}.json") for n in range(len(rows))]
+        settings = {"manifest": dict.fromkeys(SPLITS, tables), "columns": {"text": None}}
+        settings |= {"recognizer": None}
+        splits = prepare_speech({**read_spec(ROOT / "hparams/vad.yaml").settings, **settings})
+        assert any(f", {column}" in name for name in splits.fingerprints) == (column != "kind")
+        train = splits.train
+        return [speech_of(row, RATE).sum() for row in read_rows(train, range(len(train)))]
+
+    assert prepare("label", '"speech"', '"background"', "null", '"yes"') == [50, 0, 51, 52]
+    assert prepare("Class", '"Speech"', '"NonSpeech"') == [50, 0]
+    assert prepare("kind", '"noise"', "0") == [50, 51]
+    assert caplog.text.count("`label` says which clips have no speech.") == 1
+    for label in (
+        "0",
+        "true",
+        '"0 0 1 1"',
+        "[0, 1, 1]",
+        "[[0.1, 1.5]]",
+        '[{"start": 1}]',
+        '"0-1.5"',
+    ):
+        with pytest.raises(SbkitError, match="`is_speech` has the label .* in a column `speech`"):
+            prepare("is_speech", label)
+
+
 def test_prepare_speech_labels_loud_windows_near_aligned_words(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

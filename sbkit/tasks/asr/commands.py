@@ -58,7 +58,7 @@ def add_commands(parser: Parser) -> None:
     add("--again", action="store_true", help=again)
     channel = "the channel to transcribe, counted from 0, or each (default: all are downmixed)"
     add("--channel", metavar="N|each", type=_parse_channel, help=channel)
-    truncated = "files that end long before their declared end (default: refuse)"
+    truncated = "files that end long before or behind their declared end (default: refuse)"
     add("--truncated", choices=("refuse", "keep"), default="refuse", help=truncated)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)

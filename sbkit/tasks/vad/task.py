@@ -7,6 +7,7 @@ breath and clicks do not count. Short pauses do.
 Legend: S samples, U frames, W windows.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,6 +26,14 @@ from sbkit.text.recognized_word import Word
 DELAY_FRAMES = 4  # lookahead: the model classifies a frame once it has heard 4 more
 MISS_WEIGHT = 0.75  # of misses in the detection cost function (DCF) of NIST's OpenSAT
 SPEECH = "speech"  # the column
+# Columns in which other toolkits label clips. NeMo's `label` says speech or background.
+LABEL_COLUMNS = (
+    *("label", "labels", "class", "target", "targets", "is_speech", "vad", "vad_label"),
+    *("vad_labels", "vad_segments", "speech_segments", "speech_timestamps", "segments"),
+)
+NO_SPEECH = ("background", "noise", "silence", "music", "nonspeech", "non-speech", "non_speech")
+# What is no word: truth values, frames (0 1 1), and lists or spans of segments
+_OTHER_LABELS = re.compile(r"(?is)true|false|[01]([\s,;]*[01])*|[\[{].*|\d[\d.]*-\d.*")
 WORD_MARGIN_SECONDS = 0.1  # around an aligned word
 MAX_EXCESS_SECONDS = 0.5  # of a span beyond its clip
 SPANS_ADVICE = (
@@ -91,13 +100,17 @@ class VadTask(Task):
 
 
 def speech_of(row: Mapping[str, Any], sample_rate: int) -> Bools:
-    """Label the windows of a clip by its column `speech`, or else by its level: -> (W,)."""
+    """Label the windows of a clip: -> (W,).
+
+    By its column `speech`; or else by its level, unless another column says that it is no speech.
+    """
     value = row.get(SPEECH)
     if isinstance(value, np.ndarray):  # the labels themselves
         return value
     samples = row["audio"]
     if value is None:
-        return find_speech(samples, sample_rate)
+        speech = find_speech(samples, sample_rate)
+        return speech & (not any(is_no_speech(name, row[name]) for name in row))
     try:
         spans = parse_spans(value, samples_to_seconds(len(samples), sample_rate))
     except ValueError as error:
@@ -109,6 +122,22 @@ def speech_of(row: Mapping[str, Any], sample_rate: int) -> Bools:
     for start, end in spans:
         speech[round(start * WINDOWS_PER_SECOND) : round(end * WINDOWS_PER_SECOND)] = True
     return speech
+
+
+def is_no_speech(column: str, value: object) -> bool:
+    """Check whether a column of another toolkit says that a clip has no speech.
+
+    Raises DataError for labels in a form that is not read.
+    """
+    if column.strip().lower() not in LABEL_COLUMNS or not isinstance(value, str):
+        return False
+    if _OTHER_LABELS.fullmatch(value.strip()):
+        raise DataError(
+            f"`{column}` has the label {short_value(value)}, but speech is labeled in a column "
+            f"`{SPEECH}`, or `{column}` has words, such as speech and background. {SPANS_ADVICE} "
+            "Rename a column that has other labels."
+        )
+    return value.strip().lower() in NO_SPEECH
 
 
 def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None = None) -> Bools:
