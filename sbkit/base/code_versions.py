@@ -49,7 +49,10 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
     ),
     "pitch": ("recipes/tts/data.py", "sbkit/tasks/tts/recordings.py"),
     "speech": (*("recipes/vad/data.py", "sbkit/audio/segments.py", "sbkit/tasks/vad/task.py"),),
-    "data_report": ("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
+    "data_report": (
+        *("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
+        "sbkit/data/damaged_text.py",
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.data.columns import CUT_SHORT, find_split_column, role_of
 from sbkit.data.data_report import Facts, measure_data
 from sbkit.data.manifest import CHANNEL_FAULT
-from sbkit.data.normalization_report import FIXES, REPLACED_KIND
+from sbkit.data.normalization_report import FIXES, MISREAD, REPLACED_KIND
 from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_samples
 from sbkit.data.splits import (
@@ -363,7 +363,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
     scripts = {*map(script_of, language_table(language).letters)}  # none for most languages
     foreign = Counter({char: n for char, n in letters.items() if script_of(char) not in scripts})
-    if scripts and 2 * foreign.total() > letters.total():
+    if scripts and 2 * foreign.total() > letters.total() and MISREAD not in by_kind:
         examples = (f"{count:,} {letter}" for letter, count in foreign.most_common())
         spoken = listed(languages_of(foreign), max_names=MAX_LISTED_LANGUAGES)
         yield run.finding(
@@ -394,7 +394,9 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     for kind, (key, fix) in FIXES.items():
         if changes := by_kind.get(kind):
             problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
-            yield run.note(key, problem=problem, fix=fix)
+            total = sum(change["total"] for change in changes)
+            stops = kind == MISREAD and total >= MIN_REPLACED_LETTERS
+            yield run.finding(key, problem=problem, fix=fix, stops=stops)
 
 
 def _describe_changes(changes: Sequence[Facts]) -> str:
