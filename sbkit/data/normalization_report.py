@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import datasets
 
-from sbkit.data.damaged_text import find_damage, find_misread_letters, find_misread_utf8
+from sbkit.data.damaged_text import find_damage, find_misread_letters, find_misread_word
 from sbkit.data.splits import count_characters, read_texts
 from sbkit.text.languages import script_of
 from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
@@ -252,7 +252,7 @@ def _find_damage(row: NormalizedTranscript, language: str) -> dict[str, list[str
     """Return the damaged parts of a transcript by kind; {} for most transcripts."""
     if PATTERNS[NULL_WORDS].search(row.written):
         return {}
-    if misread := find_misread_utf8(row.written, language):
+    if misread := find_misread_word(row.written, language):
         return {MISREAD: [misread]}
     parts = [*find_damage(row.written, row.trained, language)]
     return {DAMAGED: parts} if parts else {}

@@ -137,9 +137,7 @@ def add_texts(
     return replace(split, dataset=used_rows, excluded=[*split.excluded, *excluded])
 
 
-def normalize_texts(
-    settings: SettingValues, data: PreparedData
-) -> tuple[PreparedData, TextTable]:
+def normalize_texts(settings: SettingValues, data: PreparedData) -> tuple[PreparedData, TextTable]:
     """Add normalized transcripts to all splits; leave out training clips with empty ones.
 
     Returns the splits and the text table, which has spaces if the transcripts of train have them.

@@ -35,8 +35,8 @@ class TextTable:
     joiners: str = "'·"  # marks kept between two letters of a word; "·" between Latin ones
     # Replacements of characters before lower-casing, such as words for symbols.
     rewrite: Mapping[str, str] = field(default_factory=dict)
-    # Whether words are separated by spaces, as the transcripts of train tell (`has_spaces`). If not,
-    # spaces beside letters of Chinese, Thai and similar scripts (UNSPACED_LETTERS) are removed.
+    # Whether words are separated by spaces, as the transcripts of train tell (`has_spaces`). If
+    # not, spaces beside letters of scripts such as Chinese (UNSPACED_LETTERS) are removed.
     spaces: bool = True
     keep_case: bool = False
     punctuation: str = ""  # the marks that are kept
@@ -92,7 +92,7 @@ TEXT_TABLES: Mapping[str, TextTable] = {
     # Marks of stress, question and exclamation stand on a vowel within the word: "ինչո՞ւ".
     **dict.fromkeys(("hy", "hyw"), TextTable(rewrite={"՛": "", "՜": "", "՞": ""})),
     # Their apostrophe only stands inside words, and is typed as either code.
-    **dict.fromkeys("uk be rue br".split(), TextTable(rewrite={_MODIFIER: "'"})),
+    **dict.fromkeys(("uk", "be", "rue", "br"), TextTable(rewrite={_MODIFIER: "'"})),
     # Geresh and gershayim, or the quotes typed for them, are part of words; geresh also ends them.
     **dict.fromkeys(("he", "yi"), TextTable("", "'\"", _HEBREW_QUOTES, ends="גזצץ")),
     **{

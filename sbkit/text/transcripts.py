@@ -17,7 +17,7 @@ _NAME = r"[^\W_][\w-]*"
 TAG_TOKEN = re.compile(rf"\[({_NAME})\]")  # the token of a tag that is kept
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[a-zA-Z]\w{1,30});")
 _JSON_CODES = re.compile(r"(?:\\u[\da-fA-F]{4})+")  # "f\u00fcr"
-_ESCAPED_APOSTROPHE = re.compile(r"\\+(?=['’])")
+_ESCAPED_APOSTROPHE = re.compile(r"\\+(?=['\u2019])")
 _NESTED = r"[^][]*+"  # tags inside tags, up to three levels
 for _ in range(3):
     _NESTED = rf"[^][]*+(?:\[{_NESTED}\][^][]*+)*+"
