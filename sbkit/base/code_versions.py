@@ -20,16 +20,16 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(5, "b806ad16b9b4e6a2"),
+    "corpus": CodeVersion(5, "27730a08654d37b2"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
-    "text": CodeVersion(9, "e43cbadd5423e1f3"),
-    "token_counts": CodeVersion(1, "7238cf6c84fd963c"),
+    "text": CodeVersion(10, "507ac90e6d35f30f"),
+    "token_counts": CodeVersion(1, "8e681fb5a62e1a0d"),
     "labels": CodeVersion(1, "707d0770a1e74ba2"),
     "language_models": CodeVersion(1, "fd2ebab8e77b0055"),
-    "symbols": CodeVersion(2, "196efa3175900750"),
+    "symbols": CodeVersion(3, "bb04fbaefff82960"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
     "speech": CodeVersion(1, "40d59ad96e460658"),
-    "data_report": CodeVersion(3, "1a25eb68e9413da2"),
+    "data_report": CodeVersion(4, "26b31dcce8e5cbc7"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that
 # writes a corpus: these files and the files that they import.

@@ -76,11 +76,11 @@ FIXES = {  # by kind of change: the YAML key that decides, and advice
     NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is unknown."),
 }
 # Pairs of codes for one letter that NFC does not unify, and that no language uses together: in
-# Arabic, Latin, Cyrillic, Armenian, Yoruba, Thai, Lao and Malayalam.
+# Arabic, Latin, Cyrillic, Armenian, Yoruba, Thai, Lao and Malayalam; and the apostrophe.
 _TWO_CODES = (
     "ي|ی ك|ک \u0647|\u06c1 ة|ۃ đ|ð ə|ǝ ş|ș ţ|ț ă|ǎ ğ|ǧ µ|μ ǆ|dž ǉ|lj ǌ|nj \u04cf|\u0456 և|եւ"
     " ẹ|\u0329 ọ|\u0329 ṣ|\u0329 แ|เเ ำ|\u0e4d ແ|ເເ ຳ|ໍາ ຳ|ໍ່າ ຳ|ໍ້າ ໜ|ຫນ ໝ|ຫມ"
-    " ൺ|്\u200d ൻ|്\u200d ർ|്\u200d ൽ|്\u200d ൾ|്\u200d"
+    " '|\u02bc ൺ|്\u200d ൻ|്\u200d ർ|്\u200d ൽ|്\u200d ൾ|്\u200d"
 )
 PATTERNS = {  # by kind, for kinds that are found in the transcripts as written
     NULL_WORDS: re.compile(r"(?i)^\s*(?:nan|null|none|n/?a|#n/a|nil|\\n)\s*$"),
@@ -129,10 +129,10 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     for transcripts in _read_transcripts(split):
         rows: list[NormalizedTranscript] = []
         for row in transcripts:
-            damage = _find_damage(row, language)
-            for kind, parts in damage.items():
+            damaged_parts = _find_damage(row, language)
+            for kind, parts in damaged_parts.items():
                 counts[kind].update(parts)
-            if not damage:
+            if not damaged_parts:
                 rows.append(row)
         trained.update(count_characters([row.trained for row in rows]))
         written.update(count_characters([row.content for row in rows]))
@@ -144,8 +144,8 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
             for word in _EDGE_WORD.findall(row.content):
                 counts[EDGE_APOSTROPHES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
     if misread := find_misread_letters(written, len(split), language):
-        counts = {MISREAD: counts[MISREAD] + Counter(misread), DAMAGED: counts[DAMAGED]}
-        return _describe(counts, split, language)
+        damage = {MISREAD: counts[MISREAD] + Counter(misread), DAMAGED: counts[DAMAGED]}
+        return _describe(damage, split, language)
     scripts = _main_scripts(trained, language)
     for char, count in written.items():
         if kind_of_change := _kind_of(char, trained, scripts, language):

@@ -83,7 +83,7 @@ def transcript_normalizer(
                 f"{table.numbers}.",
                 keys=("text", "numbers"),
             )
-        spell = partial(read_numbers, language=table.numbers)
+        spell = partial(read_numbers, language=table.numbers, whole=True)
 
     def normalize_transcript(text: str) -> str:
         text = select_tags(text, kept_names)

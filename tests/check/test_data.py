@@ -115,6 +115,8 @@ CHANGED_IN = [  # with the language
     ("yo", ["ẹ́", "e̩"], "look alike: 1 ẹ (U+1EB9), 1 U+0329 ("),
     ("ro", ["ș", "Ş"], "look alike: 1 ş (U+015F), 1 ș (U+0219) ("),
     ("ml", ["അവൻ", "അവന്\u200d"], "1 ൻ (U+0D7B), 1 ്\u200d (U+0D4D U+200D) ("),
+    ("gn", ["ko'ẽ aʼe", "mbaʼe"], "look alike: 2 ʼ (U+02BC), 1 ' (U+0027) ("),
+    ("uk", ["п'ять пʼять"], ""),
     ("vi", ["ậ ẹ ă", "é"], ""),
     ("sr", ["он", "да", "ono"], "another script: 2 o (U+006F), 1 n (U+006E) ('o"),
     ("ja", ["ラーメンと漢字"], ""),
@@ -149,7 +151,8 @@ MISREAD = [  # language, texts, the encodings they were written in and read as, 
     ("zh", CHINESE, "gb18030", "cp1252", "ÇëÊäÈëÄúµÄÃÜÂë for 请输入您的密码"),
     ("xx", ["für café"], "utf-8", "cp1252", "fÃ¼r for für"),
     *((language, texts, "utf-8", "utf-8", "") for language, texts in (
-        ("de", [*GERMAN, "„GROß“"]), ("fr", ["JOSÉ’S CAFÉ", "É»"]), ("sv", ["en idé på kafé", "Ärlig", "Öar"]),
+        ("de", [*GERMAN, "„GROß“"]), ("fr", ["JOSÉ’S CAFÉ", "É»"]),
+        ("sv", ["en idé på kafé", "Ärlig", "Öar"]),
         ("ru", RUSSIAN), ("be", ["сам", "фон"]), ("sr", ["žao čas š"]), ("zh", [*CHINESE, "撣語"]),
         ("xx", ["Gуам Farsıça"]),
     )),
@@ -226,6 +229,19 @@ def test_capitals_and_marks_that_are_declared_occur_in_train(
     assert len(findings) == len(noted) and not any(f.stops for f in findings)
     assert all(part in f.problem for part, f in zip(noted, findings, strict=True))
     assert [*check_labels(run_on(splits, tmp_path / "plain"))] == []
+
+
+def test_spaces_of_train_that_the_language_does_not_expect_are_noted(tmp_path: Path) -> None:
+    for language, spaces, noted in (
+        ("hak", False, "no "),
+        ("th", True, "a WER"),
+        ("zh", False, ""),
+    ):
+        table = replace(language_table(language), spaces=spaces)
+        run = run_on(replace(splits_of(), table=table), tmp_path / language, language=language)
+        assert [noted in f.fix for f in check_labels(run) if "spaces" in f.problem] == (
+            [True] if noted else []
+        )
 
 
 def test_one_text_for_all_clips_is_noted(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.text.normalization import (
     TEXT_TABLES,
+    count_gaps,
     describe_normalizer,
+    has_spaces,
     join_segments,
     language_table,
     languages_with,
@@ -115,6 +117,22 @@ def test_join_segments_with_and_without_spaces() -> None:
         (["你好。", "再见", "OK.", "Yes"], "你好。再见OK. Yes"),
     ):
         assert join_segments(segments) == joined
+
+
+@pytest.mark.parametrize(
+    ("texts", "spaces"),
+    [
+        (["請輸入您的密碼 然後", "我 用 iPhone"], False),  # also if a tool has cut words
+        (["ใช้ iPhone ได้", "สวัสดีครับผม ขอบคุณที่โทรมา"], False),
+        (["སྐད་ ཡིག་ ཁྱེད་"], False),
+        (["ကညီ ကျိာ် ဖိ ထံ"], True),  # Karen
+        (["wo yong iPhone", "我"], True),
+        (["안녕 하세요"], True),
+        (["I met 李明 at the station"], True),
+    ],
+)
+def test_transcripts_tell_whether_words_are_separated(texts: list[str], spaces: bool) -> None:
+    assert has_spaces(Counter("".join(texts)), sum(map(count_gaps, texts))) == spaces
 
 
 def test_languages_with_letters() -> None:
