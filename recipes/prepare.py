@@ -53,7 +53,8 @@ COMMON_RANGES = {  # the keys that every recipe here reads
 
 def prepare_transcripts(settings: SettingValues) -> Splits:
     """Prepare audio and normalized transcripts; empty ones are excluded from training."""
-    return _assemble(settings, normalize_texts(settings, _prepare(settings)))
+    data, table = normalize_texts(settings, _prepare(settings))
+    return replace(_assemble(settings, data), table=table)
 
 
 def prepare_audio(settings: SettingValues) -> Splits:

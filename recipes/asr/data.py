@@ -31,7 +31,7 @@ from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.models.encoder import find_subsampling
 from sbkit.models.pretrained.folder import TOKENIZER, file_in
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE, DecoderTokenizer
-from sbkit.text.normalization import describe_normalizer, text_table
+from sbkit.text.normalization import describe_normalizer
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 from sbkit.text.transcripts import parse_tag_names
 from sbkit.train.initialize import PRETRAINED, init_folders, pretrained_folder, text_table_of
@@ -44,9 +44,9 @@ def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
     init_file = None
     if folders := init_folders(settings):
         file = folders[0] / TOKENIZER_FILE
-        table = text_table(settings["language"], settings.get("text"))
+        table = splits.text_table(settings)
         # A model that writes texts of another form, such as without capitals, has other tokens.
-        if file.exists() and text_table_of(file.parent) == table:
+        if file.exists() and replace(text_table_of(file.parent), spaces=table.spaces) == table:
             init_file = file
     tokenizer = ensure_tokenizer(
         model_file=Path(settings["output_folder"]) / TOKENIZER_FILE,
@@ -100,7 +100,7 @@ def make_asr_loaders(
     require_utterances_to_fit(splits, hparams)
     if rank() == 0:
         language = hparams["language"]
-        logger.info(describe_normalizer(language, text_table(language, hparams.get("text"))))
+        logger.info(describe_normalizer(language, splits.text_table(hparams)))
     collate = TextCollate(labels, hparams["sample_rate"], hparams.get("decoder_tokenizer"))
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
@@ -154,7 +154,7 @@ def prepare_language_models(
     transcripts: the encoder hears those, too.
     """
     lm_text = LmText.from_setting(settings.get("lm_text"))
-    table = text_table(settings["language"], settings.get("text"))
+    table = splits.text_table(settings)
     for file in lm_text.files:
         next(
             read_sentences([file], table, settings), None

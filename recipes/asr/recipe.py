@@ -41,7 +41,6 @@ from sbkit.models.encoder import COMPOSED, ENCODER, Predictions
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.asr.model import AsrModel
 from sbkit.tasks.asr.task import AsrTask
-from sbkit.text.normalization import text_table
 from sbkit.text.tokenizer import TOKEN_TYPES
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
@@ -65,8 +64,7 @@ class AsrBrain(Brain):
         self.decoder = declared_decoder(self.hparams.settings)  # of the test; None decodes greedily
         # Of a decoder with its own tokens, such as Whisper's; None: the decoder has those of CTC.
         self.decoder_tokenizer = self.hparams.settings.get("decoder_tokenizer")
-        table = text_table(self.hparams.language, self.hparams.settings.get("text"))
-        self.normalize = transcript_normalizer(table, self.tokenizer.tags)
+        self.normalize = transcript_normalizer(self.text_table, self.tokenizer.tags)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         audio, lengths = self.augmentation.augment_audio(batch, training=stage is Stage.TRAIN)

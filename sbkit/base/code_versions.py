@@ -20,16 +20,16 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(6, "55bde8d383bddefe"),
+    "corpus": CodeVersion(6, "544413f4c3685f9c"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
-    "text": CodeVersion(9, "e43cbadd5423e1f3"),
-    "token_counts": CodeVersion(1, "7238cf6c84fd963c"),
+    "text": CodeVersion(10, "507ac90e6d35f30f"),
+    "token_counts": CodeVersion(1, "8e681fb5a62e1a0d"),
     "labels": CodeVersion(1, "707d0770a1e74ba2"),
     "language_models": CodeVersion(1, "fd2ebab8e77b0055"),
-    "symbols": CodeVersion(2, "196efa3175900750"),
+    "symbols": CodeVersion(3, "bb04fbaefff82960"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
     "speech": CodeVersion(2, "f6054583c06e69db"),
-    "data_report": CodeVersion(4, "81fc6a6db7048f11"),
+    "data_report": CodeVersion(4, "dea5ed27142df803"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that
 # writes a corpus: these files and the files that they import.
@@ -49,7 +49,10 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
     ),
     "pitch": ("recipes/tts/data.py", "sbkit/tasks/tts/recordings.py"),
     "speech": (*("recipes/vad/data.py", "sbkit/audio/segments.py", "sbkit/tasks/vad/task.py"),),
-    "data_report": ("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
+    "data_report": (
+        *("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
+        "sbkit/data/damaged_text.py",
+    ),
 }
 
 

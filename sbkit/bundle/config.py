@@ -14,7 +14,7 @@ from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML, from_plain, parsing_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.decoding.word_times import Confidence, WordOffsets
-from sbkit.text.normalization import TextTable, language_table, separates_words, table_from_stored
+from sbkit.text.normalization import TextTable, language_table, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 BUNDLE_FORMAT = 8  # up to 7, single clicks moved the level of features
@@ -51,7 +51,7 @@ class BundleConfig:
 
     @property
     def has_words(self) -> bool:
-        return separates_words(self.language or "und")
+        return self.text_table.spaces
 
     @property
     def text_table(self) -> TextTable:

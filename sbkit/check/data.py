@@ -19,7 +19,7 @@ from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.data.columns import CUT_SHORT, find_split_column, role_of
 from sbkit.data.data_report import Facts, measure_data
 from sbkit.data.manifest import CHANNEL_FAULT
-from sbkit.data.normalization_report import FIXES, REPLACED_KIND
+from sbkit.data.normalization_report import FIXES, MISREAD, REPLACED_KIND
 from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_samples
 from sbkit.data.splits import (
@@ -35,7 +35,7 @@ from sbkit.models.encoder import find_subsampling, head_size, make_encoder
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.text.languages import languages_of, script_of
-from sbkit.text.normalization import language_table, languages_with
+from sbkit.text.normalization import language_table, languages_with, separates_words
 
 TRAIN = "train"
 MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
@@ -102,6 +102,7 @@ def check_labels(run: CheckedRun) -> Iterator[Finding]:
     yield from _check_sizes(run)
     if transcripts := read_all_transcripts(run):
         yield from _check_texts(run, transcripts)
+        yield from _check_text_table(run)
 
 
 def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
@@ -165,6 +166,51 @@ def _check_texts(run: CheckedRun, transcripts: Mapping[str, TextCounts]) -> Iter
             "data_folder",
             problem=f"All {len(train):,} transcripts of train are {text[:MAX_SHOWN_TEXT]!r}",
             fix="Check the column of the transcripts, `columns: {text: COLUMN}`.",
+        )
+
+
+def _check_text_table(run: CheckedRun) -> Iterator[Finding]:
+    """Compare the capitals and marks that `text` keeps, and spaces, with those of train."""
+    train, table = run.data.splits.train, run.data.splits.text_table(run.spec.settings)
+    language = str(run.spec.settings["language"])
+    if table.spaces != separates_words(language):
+        yield run.note(
+            "language",
+            problem=f"The transcripts of train have {'' if table.spaces else 'no '}spaces between "
+            f"words, unlike most text of `language: {language}`",
+            fix=f"Nothing needs to be done: results have a CER and {'a' if table.spaces else 'no'} "
+            "WER.",
+        )
+    if table.is_plain:
+        return
+    marks = Counter[str]()
+    num_cased = num_capitalized = num_capitals = num_marked = 0
+    for text in chain.from_iterable(read_texts(train)):
+        text_marks = {*text} & {*table.punctuation}
+        marks.update(text_marks)
+        num_marked += bool(text_marks)
+        num_cased += text.lower() != text.upper()
+        num_capitalized += text != text.lower()
+        num_capitals += text.isupper() and " " in text  # a single word may be an abbreviation
+    max_rare = MAX_RARE_SHARE * len(train)
+    if table.keep_case and num_cased:
+        count = f"of {plural(len(train), 'transcript')} of train"
+        problem = f"{num_capitals:,} {count} have nothing but capitals"
+        if num_capitalized <= max_rare:
+            problem = f"{num_capitalized:,} {count} have any capital"
+        if num_capitalized <= max_rare or num_capitals > max_rare:
+            yield run.note(
+                "text",
+                problem=f"`text.case: keep` is declared, but {problem}",
+                fix="Write transcripts as the model should write, or leave `case` out.",
+            )
+    missing = [mark for mark in table.punctuation if num_marked <= max_rare or not marks[mark]]
+    if missing:
+        yield run.note(
+            "text",
+            problem=f"`text.punctuation` declares marks that {'few or ' if marks else ''}no "
+            f"transcripts of train have: {' '.join(missing)}",
+            fix="Write transcripts as the model should write, or leave these marks out.",
         )
 
 
@@ -387,7 +433,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
     scripts = {*map(script_of, language_table(language).letters)}  # none for most languages
     foreign = Counter({char: n for char, n in letters.items() if script_of(char) not in scripts})
-    if scripts and 2 * foreign.total() > letters.total():
+    if scripts and 2 * foreign.total() > letters.total() and MISREAD not in by_kind:
         examples = (f"{count:,} {letter}" for letter, count in foreign.most_common())
         spoken = listed(languages_of(foreign), max_names=MAX_LISTED_LANGUAGES)
         yield run.finding(
@@ -418,7 +464,9 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     for kind, (key, fix) in FIXES.items():
         if changes := by_kind.get(kind):
             problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
-            yield run.note(key, problem=problem, fix=fix)
+            total = sum(change["total"] for change in changes)
+            stops = kind == MISREAD and total >= MIN_REPLACED_LETTERS
+            yield run.finding(key, problem=problem, fix=fix, stops=stops)
 
 
 def _describe_changes(changes: Sequence[Facts]) -> str:

@@ -102,7 +102,7 @@ def _prepare_in_cache(options: Namespace) -> None:
     settings = read_data_settings(Path(options.source), parse_overrides(options.overrides))
     data = prepare(settings, again=options.again)
     if "text" in settings:  # other recipes read no normalized texts
-        data = normalize_texts(settings, data)
+        data, _ = normalize_texts(settings, data)
     for name, split in data.splits.items():
         hours = sample_counts(split.dataset).sum() / settings["sample_rate"] / 3600
         logger.info(f"{name}: {plural(len(split.dataset), 'utterance')}, {hours:.2f} h")

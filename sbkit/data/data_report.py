@@ -111,6 +111,8 @@ def measure_data(
 ) -> Facts:
     """Measure all splits, without reading audio."""
     by_name = splits.named()
+    # Data of several languages, or of an unknown one, is taken to have words.
+    has_words = splits.table.spaces if splits.table else separates_words(str(language))
     return {
         "corpus": corpus,
         "language": language,
@@ -120,8 +122,8 @@ def measure_data(
             name: measure_once(
                 split,
                 "data_report",
-                {"rate": sample_rate, "language": str(language)},
-                partial(_measure, split, sample_rate, str(language)),
+                {"rate": sample_rate, "language": str(language), "words": has_words},
+                partial(_measure, split, sample_rate, str(language), has_words),
             )
             for name, split in by_name.items()
         },
@@ -138,7 +140,7 @@ def measure_data(
     }
 
 
-def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
+def _measure(split: datasets.Dataset, sample_rate: int, language: str, has_words: bool) -> Facts:
     samples = sample_counts(split)
     quantiles = np.quantile(samples / sample_rate, (0, 0.5, 1)).tolist() if len(split) else []
     counts, num_words = Counter[str](), 0
@@ -154,8 +156,7 @@ def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
         "speakers": _count_speakers([split]),
-        # Data of several languages, or of an unknown one, is taken to have words.
-        "words": num_words if separates_words(language) else None,
+        "words": num_words if has_words else None,
         "file_rates": _count_file_rates(split),
         "seconds": dict(zip(("shortest", "median", "longest"), quantiles, strict=False)),
         "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),

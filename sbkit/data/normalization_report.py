@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import datasets
 
+from sbkit.data.damaged_text import find_damage, find_misread_letters, find_misread_word
 from sbkit.data.splits import count_characters, read_texts
 from sbkit.text.languages import script_of
 from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
@@ -27,7 +28,8 @@ LOOK_ALIKES = "letters that look alike"
 NULL_WORDS = "words that often stand for a missing text"
 SPEAKER_NAMES = "names of speakers"
 SHARED_STARTS, SHARED_ENDS = "equal beginnings before a mark", "equal ends after a mark"
-SUBWORDS = "parts of words by another tool"
+MISREAD = "text that was decoded in another encoding than its own"
+DAMAGED = "text damaged by another tool"
 LEGACY_FONTS = "text for a font such as Zawgyi, not in the order of Unicode"
 WORD_MARKS = "marks between letters that become spaces"
 DOTTED_CAPITALS = "capitals I that become i, beside \N{LATIN SMALL LETTER DOTLESS I}"
@@ -55,7 +57,16 @@ FIXES = {  # by kind of change: the YAML key that decides, and advice
         (SHARED_STARTS, SHARED_ENDS),
         ("data_folder", "Remove what was not spoken, such as a language that a model has written."),
     ),
-    SUBWORDS: ("data_folder", "Use the transcripts from before that tool."),
+    MISREAD: (
+        "encoding",
+        "Name the encoding that the tables were written in by `encoding`, or export them again as "
+        "UTF-8.",
+    ),
+    DAMAGED: (
+        "data_folder",
+        "Use the transcripts from before that tool, in UTF-8 and without escapes. Letters that are "
+        "lost cannot be guessed.",
+    ),
     LEGACY_FONTS: ("data_folder", "Convert it to Unicode."),
     WORD_MARKS: ("language", "Nothing needs to be done between words. A letter `:` is U+A789."),
     DOTTED_CAPITALS: (
@@ -65,11 +76,11 @@ FIXES = {  # by kind of change: the YAML key that decides, and advice
     NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is unknown."),
 }
 # Pairs of codes for one letter that NFC does not unify, and that no language uses together: in
-# Arabic, Latin, Cyrillic, Armenian, Yoruba, Thai, Lao and Malayalam.
+# Arabic, Latin, Cyrillic, Armenian, Yoruba, Thai, Lao and Malayalam; and the apostrophe.
 _TWO_CODES = (
     "ي|ی ك|ک \u0647|\u06c1 ة|ۃ đ|ð ə|ǝ ş|ș ţ|ț ă|ǎ ğ|ǧ µ|μ ǆ|dž ǉ|lj ǌ|nj \u04cf|\u0456 և|եւ"
     " ẹ|\u0329 ọ|\u0329 ṣ|\u0329 แ|เเ ำ|\u0e4d ແ|ເເ ຳ|ໍາ ຳ|ໍ່າ ຳ|ໍ້າ ໜ|ຫນ ໝ|ຫມ"
-    " ൺ|്\u200d ൻ|്\u200d ർ|്\u200d ൽ|്\u200d ൾ|്\u200d"
+    " '|\u02bc ൺ|്\u200d ൻ|്\u200d ർ|്\u200d ൽ|്\u200d ൾ|്\u200d"
 )
 PATTERNS = {  # by kind, for kinds that are found in the transcripts as written
     NULL_WORDS: re.compile(r"(?i)^\s*(?:nan|null|none|n/?a|#n/a|nil|\\n)\s*$"),
@@ -79,10 +90,6 @@ PATTERNS = {  # by kind, for kinds that are found in the transcripts as written
         r"^(?=\W*[^\W\d_])[^<>=|{}:\n]{1,80}+(?:<[^<>\n]{1,40}>|[=|}\n]|:(?!\s?\d))"
     ),
     SHARED_ENDS: re.compile(r"(?:<[^<>\n]{1,40}>|[=|{\n])(?=\W*[^\W\d_])[^<>=|{}:\n]{1,80}+$"),
-    # Marks of subword-nmt, WordPiece, sentencepiece, BPE, the .ltr files of fairseq, and ESPnet.
-    SUBWORDS: re.compile(
-        r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)|</w>|<(?i:space)>"
-    ),
     LOOK_ALIKES: re.compile(_TWO_CODES.replace(" ", "|")),
     # Unicode's invisible stackers, of Myanmar, Khmer and Tai Tham, join two letters.
     LEGACY_FONTS: re.compile(r"[\u1039\u17d2\u1a60](?![^\W\d_])"),
@@ -112,14 +119,21 @@ class NormalizedTranscript(NamedTuple):
 def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]:
     """List the kinds of changes with counts and an example, the most frequent kind first.
 
-    Returns plain data: the kind, the total, the counts by character or tag, and a transcript as
-    written and as trained.
+    A damaged transcript counts as nothing else. Returns plain data: the kind, the total, the counts
+    by character, tag or word, and a transcript as written and as trained.
     """
     if "sentence" not in split.column_names:
         return []
     trained, written = Counter[str](), Counter[str]()
     counts = defaultdict[str, Counter[str]](Counter)
-    for rows in _read_transcripts(split):
+    for transcripts in _read_transcripts(split):
+        rows: list[NormalizedTranscript] = []
+        for row in transcripts:
+            damaged_parts = _find_damage(row, language)
+            for kind, parts in damaged_parts.items():
+                counts[kind].update(parts)
+            if not damaged_parts:
+                rows.append(row)
         trained.update(count_characters([row.trained for row in rows]))
         written.update(count_characters([row.content for row in rows]))
         for row in rows:
@@ -129,6 +143,9 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
                 counts[kind].update(map(str.strip, pattern.findall(text)))
             for word in _EDGE_WORD.findall(row.content):
                 counts[EDGE_APOSTROPHES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
+    if misread := find_misread_letters(written, len(split), language):
+        damage = {MISREAD: counts[MISREAD] + Counter(misread), DAMAGED: counts[DAMAGED]}
+        return _describe(damage, split, language)
     scripts = _main_scripts(trained, language)
     for char, count in written.items():
         if kind_of_change := _kind_of(char, trained, scripts, language):
@@ -148,15 +165,20 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     pairs = (pair.split("|") for pair in _TWO_CODES.split())
     used_pairs = [pair for pair in pairs if {*pair} <= codes.keys()]
     counts[LOOK_ALIKES] = Counter({code: codes[code] for code in chain(*used_pairs)})
-    counts[TAG_KIND] -= counts[SUBWORDS]
     counts[WORD_MARKS] -= trained
+    return _describe(counts, split, language)
+
+
+def _describe(
+    counts: Mapping[str, Counter[str]], split: datasets.Dataset, language: str
+) -> list[dict[str, Any]]:
     positive_counts = {kind: positive for kind, count in counts.items() if (positive := +count)}
     return [
         {
             "kind": kind,
             "total": count.total(),
             "counts": {visible(key, kind): n for key, n in count.most_common(MAX_LISTED_ITEMS)},
-            **_find_example(kind, count, split),
+            **_find_example(kind, count, split, language),
         }
         for kind, count in sorted(positive_counts.items(), key=lambda item: -item[1].total())
     ]
@@ -226,17 +248,35 @@ def _main_scripts(characters: Mapping[str, int], language: str) -> set[str]:
     return {script for script, n in most_common if n >= MIN_SCRIPT_SHARE * counts.total()}
 
 
-def _find_example(kind: str, counts: Counter[str], split: datasets.Dataset) -> dict[str, str]:
+def _find_damage(row: NormalizedTranscript, language: str) -> dict[str, list[str]]:
+    """Return the damaged parts of a transcript by kind; {} for most transcripts."""
+    if PATTERNS[NULL_WORDS].search(row.written):
+        return {}
+    if misread := find_misread_word(row.written, language):
+        return {MISREAD: [misread]}
+    parts = [*find_damage(row.written, row.trained, language)]
+    return {DAMAGED: parts} if parts else {}
+
+
+def _find_example(
+    kind: str, counts: Counter[str], split: datasets.Dataset, language: str
+) -> dict[str, str]:
     """Return a short transcript with a change, as written and as trained."""
     keys = sorted(key for key, _ in counts.most_common(MAX_LISTED_ITEMS))
     pattern = re.compile("|".join(map(re.escape, keys)))
     if kind not in (SHARED_STARTS, SHARED_ENDS):  # whose pattern also finds rare ones
         pattern = PATTERNS.get(kind, pattern)
 
+    if kind == MISREAD:
+        pattern = re.compile("|".join(re.escape(key.partition(" for ")[0]) for key in keys))
+
     def has_change(row: NormalizedTranscript) -> bool:
+        if kind == DAMAGED:
+            return kind in _find_damage(row, language)
         if kind == TAG_KIND:
             return bool(row.dropped_tags)
-        return pattern.search(row.written if kind in PATTERNS else row.content) is not None
+        as_written = kind == MISREAD or kind in PATTERNS
+        return pattern.search(row.written if as_written else row.content) is not None
 
     batches = ([*filter(has_change, rows)] for rows in _read_transcripts(split))
     matches = next(filter(None, batches), [])

@@ -20,14 +20,14 @@ from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
-from sbkit.data.facts import cached_fact, fingerprint_of
+from sbkit.data.facts import cached_fact, fingerprint_of, measure_once
 from sbkit.data.manifest import Excluded, check_locale, take_rows, to_texts
 from sbkit.data.prepared import PreparedData
 from sbkit.data.rows import PreparedSplit
 from sbkit.data.shard import AUDIO, Row
 from sbkit.data.work_units import short_digest
 from sbkit.text.languages import parse_language
-from sbkit.text.normalization import text_table
+from sbkit.text.normalization import TextTable, count_gaps, has_spaces, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.transcripts import parse_tag_names, transcript_normalizer
 from sbkit.text.vocabulary import Vocabulary
@@ -57,6 +57,11 @@ class Splits:
     mix: Mapping[str, float | None] = field(default_factory=dict)
     # Changes the audio of rows for a test, for example by adding noise; None: no change
     as_tested: Callable[[Sequence[Row]], Sequence[Row]] | None = None
+    table: TextTable | None = None  # normalized the transcripts
+
+    def text_table(self, settings: SettingValues) -> TextTable:
+        """Return the text table of the transcripts; without transcripts, that of the language."""
+        return self.table or text_table(settings["language"], settings.get("text"))
 
     def named(self) -> dict[str, datasets.Dataset]:
         return {"train": self.train, **self.valid, **self.test}
@@ -132,18 +137,44 @@ def add_texts(
     return replace(split, dataset=used_rows, excluded=[*split.excluded, *excluded])
 
 
-def normalize_texts(settings: SettingValues, data: PreparedData) -> PreparedData:
-    """Add normalized transcripts to all splits; leave out training clips with empty ones."""
+def normalize_texts(settings: SettingValues, data: PreparedData) -> tuple[PreparedData, TextTable]:
+    """Add normalized transcripts to all splits; leave out training clips with empty ones.
+
+    Returns the splits and the text table, which has spaces if the transcripts of train have them.
+    """
     language = parse_language(settings["language"])
     tags = parse_tag_names(settings.get("keep_tags"))
-    normalize = transcript_normalizer(text_table(language, settings.get("text")), tags)
+    train = [data.splits[name].dataset for name in data.roles["train"]]
+    table = text_table(language, settings.get("text"))
+    table = replace(table, spaces=_separate_words(train))
+    normalize = transcript_normalizer(table, tags)
     made_from = {name: settings.get(name) for name in ("language", "text", "keep_tags")}
+    made_from["spaces"] = table.spaces
     splits: dict[str, PreparedSplit] = {}
     for name, split in data.splits.items():
         check_locale(split.dataset.data.table, language)
         keep_empty = name not in data.roles["train"]
         splits[name] = add_texts(split, name, normalize, made_from, keep_empty=keep_empty)
-    return data._replace(splits=splits)
+    return data._replace(splits=splits), table
+
+
+def _separate_words(train: Iterable[datasets.Dataset]) -> bool:
+    """Return whether the transcripts of train have spaces between words."""
+    counts = [
+        measure_once(split, "text", {"of": "spaces"}, partial(_count_spaces, split))
+        for split in train
+    ]
+    characters = sum((Counter(split["characters"]) for split in counts), Counter[str]())
+    return has_spaces(characters, sum(split["gaps"] for split in counts))
+
+
+def _count_spaces(split: datasets.Dataset) -> dict[str, object]:
+    """Count the characters of transcripts, and their spaces within unspaced scripts."""
+    characters, gaps = Counter[str](), 0
+    for texts in read_texts(split, "sentence"):
+        characters.update(count_characters(texts))
+        gaps += sum(map(count_gaps, texts))
+    return {"characters": characters, "gaps": gaps}
 
 
 def select_by_length(

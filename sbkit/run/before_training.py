@@ -32,7 +32,6 @@ from sbkit.runtime.scoring import BundleScorer
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.runtime.transformers_folder import require_recognizer
 from sbkit.tasks.asr.task import AsrTask
-from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import PRETRAINED, init_folders, pretrained_folder
@@ -122,7 +121,7 @@ def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> Tor
     rate, language = bundle.config.sample_rate, settings["language"]
     if rate != settings["sample_rate"]:
         raise BundleError(f"{start['folder']} has a sample rate of {rate} Hz.")
-    table = text_table(language, settings.get("text"))
+    table = run.splits.text_table(settings)
     # Whisper writes digits: if numbers are spelled, they are so in the references, too.
     table = replace(table, numbers=table.numbers or bundle.config.text_table.numbers)
     return replace(bundle, config=replace(bundle.config, language=language, normalizer=table))

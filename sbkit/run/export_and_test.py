@@ -60,7 +60,6 @@ from sbkit.runtime.score_report import ScoredSet, ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, sample_validation
 from sbkit.runtime.torch_model import TorchBundle, TorchModel
-from sbkit.text.normalization import text_table
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import DIFFERS, init_folders, initialize_from, read_named_weights
 from sbkit.train.setup import (
@@ -135,7 +134,7 @@ def fit(run: PreparedRun, brain: Brain) -> FittedDecoder:
     task, rate = run.recipe, settings["sample_rate"]
     decoder = declared_decoder(run.hparams)
     language = settings.get("language")
-    table = text_table(language, settings.get("text")) if language else None
+    table = run.splits.text_table(settings) if language else None
     config = BundleConfig(task.name, rate, (), {}, language=language, normalizer=table)
     for part in run.hparams.values():
         if isinstance(part, nn.Module):  # also the features, which `model` may lack

@@ -35,8 +35,8 @@ class TextTable:
     joiners: str = "'·"  # marks kept between two letters of a word; "·" between Latin ones
     # Replacements of characters before lower-casing, such as words for symbols.
     rewrite: Mapping[str, str] = field(default_factory=dict)
-    # Whether words are separated by spaces. If not, spaces between letters of Chinese, Thai and
-    # similar scripts (UNSPACED_LETTERS) are removed.
+    # Whether words are separated by spaces, as the transcripts of train tell (`has_spaces`). If
+    # not, spaces beside letters of scripts such as Chinese (UNSPACED_LETTERS) are removed.
     spaces: bool = True
     keep_case: bool = False
     punctuation: str = ""  # the marks that are kept
@@ -91,6 +91,8 @@ TEXT_TABLES: Mapping[str, TextTable] = {
     **dict.fromkeys(_DOTLESS_I_LANGUAGES.split(), TextTable(rewrite={"I": _DOTLESS_I})),
     # Marks of stress, question and exclamation stand on a vowel within the word: "ինչո՞ւ".
     **dict.fromkeys(("hy", "hyw"), TextTable(rewrite={"՛": "", "՜": "", "՞": ""})),
+    # Their apostrophe only stands inside words, and is typed as either code.
+    **dict.fromkeys(("uk", "be", "rue", "br"), TextTable(rewrite={_MODIFIER: "'"})),
     # Geresh and gershayim, or the quotes typed for them, are part of words; geresh also ends them.
     **dict.fromkeys(("he", "yi"), TextTable("", "'\"", _HEBREW_QUOTES, ends="גזצץ")),
     **{
@@ -120,6 +122,7 @@ _BASE_LETTERS |= {"þ": "th", "ħ": "h", _DOTLESS_I: "i"}
 # The dots of "U.S.A." and "p.m.", but no dots beside apostrophes.
 _INITIALS = re.compile(r"(?<!\w)([^\W\d_\u02bb\u02bc])\.(?=[^\W\d_\u02bb\u02bc](?!\w))")
 _QUOTES = re.compile(r"'{2,}")
+_DOUBLED = re.compile(r"(?<=[^\W_])''(?=[^\W\d_])")  # "it''s", as SQL escapes it
 # How Unicode marks a form of a letter that differs from it only in width or position.
 _COMPATIBILITY_TAGS = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
@@ -127,19 +130,28 @@ _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE
 _SPOKEN_PUNCTUATION = "%&@#§‰٪*/"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 _CHINESE_LANGUAGES = {"zh", "yue", "nan", "wuu", "gan", "hsn", "lzh"}
-# Languages that write no spaces between words.
+# Languages without spaces between words, for a model that comes without transcripts of train.
 _UNSPACED = _CHINESE_LANGUAGES | {"ja", "th", "lo", "km", "my", "shn", "nod", "bo", "dz"}
 # The letters of their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han.
 # Tibetan is left out: it marks the end of each syllable, and normalization turns these marks into
 # spaces, which must stay.
-UNSPACED_LETTERS = (
+_SOUTHEAST_ASIAN_LETTERS = (
     "\u0e01-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u1a20-\u1aaf"
-    "\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
+)
+UNSPACED_LETTERS = (
+    f"{_SOUTHEAST_ASIAN_LETTERS}\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
     "\U00020000-\U0003ffff"
 )
 _UNSPACED_MARKS = "\u3001\u3002\uff01-\uff1f"  # no space is written beside them either
 _UNSPACED_CHARS = f"[{UNSPACED_LETTERS}{_UNSPACED_MARKS}]"
-_SPACE_WITHIN = re.compile(f"(?<={_UNSPACED_CHARS}) (?={_UNSPACED_CHARS})")
+_UNSPACED_GAP = re.compile(f"(?<={_UNSPACED_CHARS}) | (?={_UNSPACED_CHARS})")
+# A few languages in letters of Southeast Asia, such as Karen, separate words.
+_SOUTHEAST_ASIAN_GAP = re.compile(
+    rf"(?<=[{_SOUTHEAST_ASIAN_LETTERS}])\s+(?=[{_SOUTHEAST_ASIAN_LETTERS}])"
+)
+_UNSPACED_OR_TIBETAN = re.compile(f"[{UNSPACED_LETTERS}\u0f00-\u0fff]")
+LETTERS_OF_WORD = 3  # a word has two letters in Chinese, and about five in scripts with spaces
+MIN_SPACE_SHARE = 1 / 8  # of letters: Karen words have four letters, phrases of Thai over ten
 _TATWEEL = "\N{ARABIC TATWEEL}"
 _NON_JOINER, _JOINER = "\N{ZERO WIDTH NON-JOINER}", "\N{ZERO WIDTH JOINER}"
 # Joiners stay where they change the letters beside them: between letters that would join, as in
@@ -217,8 +229,24 @@ def table_from_stored(stored: Any) -> TextTable:
 
 
 def separates_words(language: str) -> bool:
-    """Return whether a language writes spaces between its words."""
+    """Return whether a language is known to write spaces between its words."""
     return primary_language(language) not in _UNSPACED
+
+
+def has_spaces(characters: Mapping[str, int], num_gaps: int) -> bool:
+    """Return whether transcripts have spaces between words, by their counted characters.
+
+    num_gaps: what `count_gaps` counted in them.
+    """
+    unspaced = sum(n for char, n in characters.items() if _UNSPACED_OR_TIBETAN.match(char))
+    letters = sum(n for char, n in characters.items() if char.isalpha())
+    is_unspaced = LETTERS_OF_WORD * unspaced > letters - unspaced
+    return not is_unspaced or num_gaps > MIN_SPACE_SHARE * unspaced
+
+
+def count_gaps(text: str) -> int:
+    """Count spaces between letters of scripts where only some languages separate words."""
+    return len(_SOUTHEAST_ASIAN_GAP.findall(text))
 
 
 def describe_normalizer(language: str, table: TextTable) -> str:
@@ -232,8 +260,8 @@ def describe_normalizer(language: str, table: TextTable) -> str:
         line += ", numbers as words"
     if table.punctuation:
         line += f", the marks {' '.join(table.punctuation)}"
-    if not separates_words(language):
-        line += f"; {code} does not separate words, so there is a CER and no WER"
+    if not table.spaces:
+        line += "; its transcripts do not separate words, so there is a CER and no WER"
     return line
 
 
@@ -257,7 +285,7 @@ def normalize(text: str, language: str, table: TextTable | None = None) -> str:
     """Write a transcript in lower case, with the letters of its language and single spaces.
 
     Punctuation becomes a space, except for dots between initials and apostrophes inside words.
-    Between two characters of scripts without spaces, such as Chinese, it is removed. Digits stay.
+    Beside characters of scripts without spaces, such as Chinese, it is removed. Digits stay.
     The result is in Unicode NFC, and normalizing it again changes nothing. A result with case or
     marks becomes, by the plain table, the same text as the transcript does.
 
@@ -295,13 +323,14 @@ def normalize(text: str, language: str, table: TextTable | None = None) -> str:
     folding = _letter_folding(table.letters, table.joiners, table.keep_case, marks)
     text = compose(text.translate(folding), marks)
     # 7. Trim joiners now that all words are separated: inside a word they stay.
+    text = _DOUBLED.sub('"' if '"' in table.joiners else "'", text)
     words = _QUOTES.sub(" ", text).split()
     trim = partial(_trim, table=table)
     text = " ".join(attach_marks(words, marks, trim) if marks else filter(None, map(trim, words)))
     if table.spaces:
         return text
     # 8. Without a space between them, a letter and a mark may compose.
-    return compose(_SPACE_WITHIN.sub("", text), marks)
+    return compose(_UNSPACED_GAP.sub("", text), marks)
 
 
 def _trim(word: str, table: TextTable) -> str:
@@ -317,7 +346,10 @@ def _trim(word: str, table: TextTable) -> str:
         edges[side] = _MODIFIER if _MODIFIER in marks else ""
         if are_letters[side] and (edges[side] or ("'" in marks and not is_quoted)):
             edges[side] = "'"
-    return re.sub(f"['{_MODIFIER}]+", "'", core).join(edges)
+    # Languages whose apostrophe is a letter at some edges write it as "'" inside words, too.
+    letter = "'" if table.starts or table.ends else _MODIFIER
+    core = re.sub(f"['{_MODIFIER}]*{_MODIFIER}['{_MODIFIER}]*", letter, core)
+    return core.join(edges)
 
 
 def attach_marks(
@@ -352,7 +384,7 @@ def join_segments(texts: Iterable[str]) -> str:
     for text in texts:
         if not text:
             continue
-        is_unspaced = _SPACE_WITHIN.search(f"{joined[-1:]} {text[0]}")
+        is_unspaced = _UNSPACED_GAP.search(f"{joined[-1:]} {text[0]}")
         if joined and not is_unspaced:
             joined += " "
         joined += text

@@ -16,6 +16,8 @@ from sbkit.text.normalization import TextTable, compose, normalize
 _NAME = r"[^\W_][\w-]*"
 TAG_TOKEN = re.compile(rf"\[({_NAME})\]")  # the token of a tag that is kept
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[a-zA-Z]\w{1,30});")
+_JSON_CODES = re.compile(r"(?:\\u[\da-fA-F]{4})+")  # "f\u00fcr"
+_ESCAPED_APOSTROPHE = re.compile(r"\\+(?=['\u2019])")
 _NESTED = r"[^][]*+"  # tags inside tags, up to three levels
 for _ in range(3):
     _NESTED = rf"[^][]*+(?:\[{_NESTED}\][^][]*+)*+"
@@ -81,7 +83,7 @@ def transcript_normalizer(
                 f"{table.numbers}.",
                 keys=("text", "numbers"),
             )
-        spell = partial(read_numbers, language=table.numbers)
+        spell = partial(read_numbers, language=table.numbers, whole=True)
 
     def normalize_transcript(text: str) -> str:
         text = select_tags(text, kept_names)
@@ -111,8 +113,8 @@ def select_tags(
 ) -> str:
     """Drop the tags of a text, except for those with a kept name, which are written ``[name]``.
 
-    If a square bracket lacks its partner, the tag is the word that it touches. Entities of HTML
-    become their characters.
+    If a square bracket lacks its partner, the tag is the word that it touches. Escapes become the
+    characters that they stand for.
 
     on_dropped: called with each tag that is dropped.
 
@@ -135,8 +137,27 @@ def select_tags(
             on_dropped(match[0].translate(_NARROW))
         return f" {' '.join(tags)} "
 
-    text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
+    text = undo_escapes(text)
     return " ".join((_UNSPOKEN.sub(write, text) if _MAY_HAVE_TAGS.search(text) else text).split())
+
+
+def undo_escapes(text: str) -> str:
+    r"""Write characters for entities of HTML, for codes of JSON, and for an escaped apostrophe.
+
+    >>> undo_escapes(r"it&amp;apos;s, f\u00fcr, it\'s")
+    "it's, für, it's"
+    """
+    if "&" not in text and "\\" not in text:
+        return text
+    while (unescaped := _ENTITY.sub(lambda match: html.unescape(match[0]), text)) != text:
+        text = unescaped
+    text = _JSON_CODES.sub(_decode_json, text)
+    return _ESCAPED_APOSTROPHE.sub("", text)
+
+
+def _decode_json(codes: re.Match[str]) -> str:
+    units = b"".join(int(code, 16).to_bytes(2, "big") for code in codes[0].split("\\u")[1:])
+    return units.decode("utf-16-be", "replace")
 
 
 def remove_tags(text: str, names: Collection[str]) -> str:

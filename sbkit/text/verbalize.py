@@ -44,6 +44,12 @@ _PHONE = r"\+\d[\d ()./-]{5,}\d|0\d+(?: \d{3,})+"  # with spaces
 # Words between an amount and its unit, in all languages with tables: "$1.5 million".
 _SCALES = r"(?:thousand|mil\b|[MmBb]ill|trill|[Mm]ili|тысяч|милли)"
 
+# Symbols of a number that is read without them: "5 Mio. €", "5 millions d'€", "5°", "¥5".
+_UNREAD_BEFORE = regex.compile(r"\p{Sc}\s?$")
+_UNREAD_AFTER = regex.compile(
+    r"\s?(?:[^\W\d_]+\.?\s?(?:d['\u2019]|de\s)?)?\p{Sc}(?!\s?\d)|[\p{No}°]"
+)
+
 OnRead = Callable[[str, str], object]  # called with a part of the text and its words
 
 MARKS = ",.;:?!"
@@ -205,16 +211,25 @@ def spell_numbers(text: str, language: str) -> str:
     return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
 
 
-def read_numbers(text: str, language: str, on_read: OnRead = lambda written, words: None) -> str:
+def read_numbers(
+    text: str,
+    language: str,
+    on_read: OnRead = lambda written, words: None,
+    *,
+    whole: bool = False,
+) -> str:
     """Write a text's numbers in words; other digits stay as written.
 
     on_read: called with each number and its words, or with other digits and an empty text.
+    whole: also leave numbers with a symbol that would not be read, as in "$5 million".
     """
     reader = _reader(language)
     if reader is None:
         return text
 
     def read(match: regex.Match[str]) -> str:
+        if whole and is_part(match):
+            return str(match[0])
         try:
             words = " ".join(reader.read(match).split())
         except OverflowError:  # num2words has no words for so large a number
@@ -224,6 +239,11 @@ def read_numbers(text: str, language: str, on_read: OnRead = lambda written, wor
             return str(match[0])
         is_elided = match.string[max(0, match.start() - 1)] in "'\N{RIGHT SINGLE QUOTATION MARK}"
         return f"{'' if is_elided else ' '}{words} "
+
+    def is_part(match: regex.Match[str]) -> bool:
+        before = match.string[max(0, match.start() - 2) : match.start()]
+        after = _UNREAD_AFTER.match(match.string, match.end())
+        return _UNREAD_BEFORE.search(before) is not None or after is not None
 
     return str(reader.pattern.sub(read, text))
 
@@ -276,9 +296,11 @@ class _NumberReader:
             rf"|(?!0)\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)"
             rf"(?:(?P<point>{point})(?P<decimals>\d++))?"
             rf"(?![^\W\d_]*{_JOINT}?[\d{_FRACTIONS}]| \d+[{_SLASHES}])"
+            r"(?!(?<=(?<!\d)\d{1,3}) \d{3}(?!\d))"
             rf"(?:(?P<ordinal>{ordinals})(?!\w)|\s?(?P<suffix>{currency})(?!\d))?(?!\s?[ºª])"
             r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
-            rf"|{_PHONE}|\d(?:{_JOINT}?[\w{_FRACTIONS}])*(?:\s[ºª]\w*)?"
+            rf"|{_PHONE}|(?<!\d)\d{{1,3}}(?: \d{{3}})+(?!\d)"
+            rf"|\d(?:{_JOINT}?[\w{_FRACTIONS}])*(?:\s[ºª]\w*)?"
         )
 
     def read(self, match: regex.Match[str]) -> str:

@@ -42,7 +42,13 @@ from sbkit.base.ranges import KEYS
 from sbkit.base.stores import store_patience
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
-from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
+from sbkit.checkpoint.checkpointer import (
+    NORMALIZER,
+    PARTS,
+    RANKED_BY,
+    AveragedCheckpoints,
+    Checkpointer,
+)
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
     RandomState,
@@ -67,6 +73,7 @@ from sbkit.logs.run_log import Record
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.loss import Amount, Loss
+from sbkit.text.normalization import TextTable, language_table, table_from_stored
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
 from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
 from sbkit.train.model_state import (
@@ -685,9 +692,19 @@ class Brain(sb.Brain):  # type: ignore[misc]
         assert self.task is not None
         settings, task = self.hparams.settings, self.task
         rate, language = settings["sample_rate"], settings.get("language")
-        config = BundleConfig(task.name, rate, (), {}, language=language)
+        config = BundleConfig(
+            task.name, rate, (), {}, language=language, normalizer=self.text_table.plain
+        )
         pairs = zip(predictions, batch.rows(), strict=True)
         return [task.result(prediction, row, config=config) for prediction, row in pairs]
+
+    @property
+    def text_table(self) -> TextTable:
+        """The table that normalizes transcripts, which a bundle of this Brain has, too."""
+        stored = self.checkpointer and self.checkpointer.meta.get(NORMALIZER)
+        if stored:
+            return table_from_stored(stored)
+        return language_table(str(self.hparams.settings.get("language", "und")))
 
     def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
         """Return the value of each of `metrics` over the results of a split."""

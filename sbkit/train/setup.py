@@ -93,7 +93,7 @@ from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.encoder import PretrainedTransformer, warn_of_padding
 from sbkit.models.pretrained.folder import load_weights
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
-from sbkit.text.normalization import table_to_store, text_table
+from sbkit.text.normalization import table_to_store
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import (
@@ -375,8 +375,7 @@ def build_objects(data: RunData) -> Settings:
     meta = hparams["checkpointer"].meta
     meta[TASK] = data.recipe.name
     if isinstance(data.labels, Tokenizer):
-        table = text_table(spec.settings["language"], spec.settings.get("text"))
-        meta[NORMALIZER] = table_to_store(table)
+        meta[NORMALIZER] = table_to_store(data.splits.text_table(spec.settings))
     return hparams
 
 

@@ -58,7 +58,7 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
 
 
 def run_on(
-    splits: Splits, folder: Path, recipe: type[Recipe] = AsrRecipe, **settings: str
+    splits: Splits, folder: Path, recipe: type[Recipe] = AsrRecipe, **settings: Any
 ) -> CheckedRun:
     """Make a run of splits, without what the checks of data do not read."""
     settings |= {"output_folder": str(folder)}
@@ -97,6 +97,15 @@ CHANGED = [  # sentences, what is noted
     (["at 3:15", "at 3:20", "at 3:30"], "digits: 4 3, 2 0"),
     (["hel@@ lo", "so"], "another tool: 1 @@ ('hel@@ lo' is trained as 'hel lo')"),
     (["h i | y o u |", "h i <space>", "so</w>"], "1 h i |, 1 y o u |, 1 <space>, 1 </w> ("),
+    (["it's\\n so", r"a\tb f\u00fcr it\'s"], r"another tool: 1 \n, 1 \t ("),
+    (["it &apos;s", "we do n't", "so 's", "it&amp;#39;s"], "1 it 's, 1 do n't, 1 so 's ("),
+    (["f%C3%BCr", "f=C3=BCr", "a\ufffdo, -LRB- b"], "1 %C3%BC, 1 =C3=BC, 1 a\ufffdo, 1 -LRB- ("),
+    (["d?j?, no", "a? b?", "NI?O", "se\u00bfor"], "tool: 1 d?j?, 1 NI?O, 1 se\u00bfor ("),
+    (["Really?Yes", "what.is?x", "the dogs tails", "Quoi ??"], ""),
+    (
+        ["it\u00e2\u20ac\u2122s so"],
+        "another encoding than its own: 1 it\u00e2\u20ac\u2122s for it\u2019s (",
+    ),
     (['"Yes." \N{EM DASH} he said\N{HORIZONTAL ELLIPSIS}', "A\tb\u2009c"], ""),
 ]
 
@@ -106,6 +115,8 @@ CHANGED_IN = [  # with the language
     ("yo", ["ẹ́", "e̩"], "look alike: 1 ẹ (U+1EB9), 1 U+0329 ("),
     ("ro", ["ș", "Ş"], "look alike: 1 ş (U+015F), 1 ș (U+0219) ("),
     ("ml", ["അവൻ", "അവന്\u200d"], "1 ൻ (U+0D7B), 1 ്\u200d (U+0D4D U+200D) ("),
+    ("gn", ["ko'ẽ aʼe", "mbaʼe"], "look alike: 2 ʼ (U+02BC), 1 ' (U+0027) ("),
+    ("uk", ["п'ять пʼять"], ""),
     ("vi", ["ậ ẹ ă", "é"], ""),
     ("sr", ["он", "да", "ono"], "another script: 2 o (U+006F), 1 n (U+006E) ('o"),
     ("ja", ["ラーメンと漢字"], ""),
@@ -115,7 +126,58 @@ CHANGED_IN = [  # with the language
     ("kk", ["QIZ qız"], "become i, beside \u0131: 1 I ('QIZ qız' is trained as 'qiz qız')"),
     ("kk-Latn", ["QIZ qız"], ""),
     ("xx", ["a¨ `b´"], "dropped symbols: 1 ¨ ("),
+    ("fr", ["l' homme", "qu' il, c'est"], "another tool: 1 l' homme, 1 qu' il ("),
+    ("zh", ["什么?你"], ""),
+    ("ru", ["Где?там Я»", "так"], "1 Где?там ("),
 ]
+
+
+def misread(texts: Sequence[str], written_as: str, read_as: str) -> list[str]:
+    return [text.encode(written_as).decode(read_as, "replace") for text in texts]
+
+
+GERMAN = ["für Sie", "geöffnet", "große Öfen"]
+RUSSIAN = ["привет, как дела", "введите номер конференции", "Спасибо за звонок"]
+CHINESE = ["请输入您的密码", "会议现在开始 ok"]
+MISREAD = [  # language, texts, the encodings they were written in and read as, what is noted
+    ("de", GERMAN, "utf-8", "cp1252", "fÃ¼r for für"),
+    ("de", GERMAN, "utf-8", "gb18030", "f眉r for für"),
+    ("de", misread(GERMAN, "utf-8", "cp1252"), "utf-8", "cp1252", "fÃƒÂ¼r for für"),
+    ("de", GERMAN, "cp1252", "mac-roman", "¸ for ü"),
+    ("hu", ["őt és fűtő", "csövek", "kérem"], "cp1250", "cp1252", "õ for ő"),
+    ("ru", RUSSIAN, "utf-8", "cp1251", "РїСЂРёРІРµС‚, for привет,"),
+    ("ru", RUSSIAN, "cp1251", "cp1252", "î for о"),
+    ("ru", RUSSIAN, "koi8-r", "cp1251", "Т for р"),
+    ("zh", CHINESE, "gb18030", "cp1252", "ÇëÊäÈëÄúµÄÃÜÂë for 请输入您的密码"),
+    ("xx", ["für café"], "utf-8", "cp1252", "fÃ¼r for für"),
+    *((language, texts, "utf-8", "utf-8", "") for language, texts in (
+        ("de", [*GERMAN, "„GROß“"]), ("fr", ["JOSÉ’S CAFÉ", "É»"]),
+        ("sv", ["en idé på kafé", "Ärlig", "Öar"]),
+        ("ru", RUSSIAN), ("be", ["сам", "фон"]), ("sr", ["žao čas š"]), ("zh", [*CHINESE, "撣語"]),
+        ("xx", ["Gуам Farsıça"]),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("language", "texts", "written_as", "read_as", "noted"), MISREAD)
+def test_text_of_another_encoding_is_an_error_without_advice_for_a_language(
+    language: str, texts: Sequence[str], written_as: str, read_as: str, noted: str, tmp_path: Path
+) -> None:
+    normalize = transcript_normalizer(language_table(language))
+    rows = [
+        spoken(f"{n}", normalize(text), sentence=text)
+        for n, text in enumerate([*misread(texts, written_as, read_as)] * 20)
+    ]
+    splits = replace(splits_of(), train=make_store(rows), valid={}, test={})
+    run = run_on(splits, tmp_path, language=language)
+    findings = [
+        f for f in check_data(run) if "equal" not in f.problem and "copies" not in f.problem
+    ]
+    stopping = [f.problem for f in findings if f.stops]
+    assert [noted in problem and "another encoding" in problem for problem in stopping] == (
+        [True] if noted else []
+    )
+    assert not noted or not any("loan words" in f.fix or "letter is" in f.fix for f in findings)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +198,50 @@ def test_what_transcripts_become_is_noted_once(
     assert not any(finding.stops for finding in findings)
     assert bool(findings) == bool(noted)
     assert not noted or sum(noted in finding.problem for finding in findings) == 1
+
+
+KEPT = {"case": "keep", "punctuation": [".", "?"]}
+
+
+@pytest.mark.parametrize(
+    ("texts", "noted"),
+    [
+        (["Hello there. OK?", "Is it you?", "NASA"], []),
+        (
+            ["hello there", "is it you"],
+            ["0 of 2 transcripts of train have any capital", "have: . ?"],
+        ),
+        (
+            ["HELLO THERE", "IS IT YOU", "Is it you?", "No."],
+            ["2 of 4 transcripts of train have nothing but capitals"],
+        ),
+        (["Hello there.", "No."], ["`text.punctuation` declares marks that few or no transcripts"]),
+        (["你好.", "是?"], []),  # without case
+    ],
+)
+def test_capitals_and_marks_that_are_declared_occur_in_train(
+    texts: Sequence[str], noted: Sequence[str], tmp_path: Path
+) -> None:
+    train = make_store(spoken(f"a{n}", text) for n, text in enumerate(texts))
+    splits = replace(splits_of(), train=train, valid={}, test={})
+    run = run_on(splits, tmp_path, text=KEPT)
+    findings = [f for f in check_labels(run) if f.where == run.spec.place("text")]
+    assert len(findings) == len(noted) and not any(f.stops for f in findings)
+    assert all(part in f.problem for part, f in zip(noted, findings, strict=True))
+    assert [*check_labels(run_on(splits, tmp_path / "plain"))] == []
+
+
+def test_spaces_of_train_that_the_language_does_not_expect_are_noted(tmp_path: Path) -> None:
+    for language, spaces, noted in (
+        ("hak", False, "no "),
+        ("th", True, "a WER"),
+        ("zh", False, ""),
+    ):
+        table = replace(language_table(language), spaces=spaces)
+        run = run_on(replace(splits_of(), table=table), tmp_path / language, language=language)
+        assert [noted in f.fix for f in check_labels(run) if "spaces" in f.problem] == (
+            [True] if noted else []
+        )
 
 
 def test_one_text_for_all_clips_is_noted(tmp_path: Path) -> None:

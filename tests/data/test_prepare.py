@@ -20,6 +20,7 @@ import datasets
 import fsspec
 import numpy as np
 import pytest
+import soundfile
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -39,6 +40,7 @@ from sbkit.data.sampler import RankSampler, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, read_rows
 from sbkit.data.splits import sample_counts, shard_numbers
 from sbkit.data.work_units import WorkUnit
+from sbkit.text.normalization import language_table
 from tests.calls import NOTE_READS, Reads, note_calls
 from tests.data.test_fresh import Corpus, Row, difference, forget, observe, tone
 from tests.data.test_fresh import write as write_files
@@ -181,6 +183,20 @@ def settings(location: object, **more: Any) -> dict[str, Any]:
 
 def train_of(location: object) -> datasets.Dataset:
     return prepare_transcripts(settings(location)).train
+
+
+def test_transcripts_of_train_decide_whether_words_are_separated(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(16_000), 16_000)
+    for name, text in (("train", "請輸入 您的密碼"), ("dev", "press 請 輸")):
+        (tmp_path / f"{name}.csv").write_text(f"path,text\na.wav,{text}\n", encoding="utf-8")
+    tables = {name: str(tmp_path / f"{name}.csv") for name in ("train", "dev")}
+    for language in ("hak", "zh"):
+        splits = prepare_transcripts(settings("", manifest=tables, language=language))
+        assert splits.table == replace(language_table(language), spaces=False)
+        assert [*splits.train["text"], *splits.valid["dev"]["text"]] == [
+            "請輸入您的密碼",
+            "press請輸",
+        ]
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])

@@ -14,7 +14,9 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.text.normalization import (
     TEXT_TABLES,
+    count_gaps,
     describe_normalizer,
+    has_spaces,
     join_segments,
     language_table,
     languages_with,
@@ -108,13 +110,29 @@ def test_invalid_stored_table_is_refused() -> None:
 def test_join_segments_with_and_without_spaces() -> None:
     for segments, joined in (
         (["it is", "", "late"], "it is late"),
-        (["我爱", "北京", "ok", "iphone", "手机"], "我爱北京 ok iphone 手机"),
+        (["我爱", "北京", "ok", "iphone", "手机"], "我爱北京ok iphone手机"),
         (["こんにちは", "ラーメン"], "こんにちはラーメン"),
         (["안녕", "하세요"], "안녕 하세요"),
         (["", ""], ""),
-        (["你好。", "再见", "OK.", "Yes"], "你好。再见 OK. Yes"),
+        (["你好。", "再见", "OK.", "Yes"], "你好。再见OK. Yes"),
     ):
         assert join_segments(segments) == joined
+
+
+@pytest.mark.parametrize(
+    ("texts", "spaces"),
+    [
+        (["請輸入您的密碼 然後", "我 用 iPhone"], False),  # also if a tool has cut words
+        (["ใช้ iPhone ได้", "สวัสดีครับผม ขอบคุณที่โทรมา"], False),
+        (["སྐད་ ཡིག་ ཁྱེད་"], False),
+        (["ကညီ ကျိာ် ဖိ ထံ"], True),  # Karen
+        (["wo yong iPhone", "我"], True),
+        (["안녕 하세요"], True),
+        (["I met 李明 at the station"], True),
+    ],
+)
+def test_transcripts_tell_whether_words_are_separated(texts: list[str], spaces: bool) -> None:
+    assert has_spaces(Counter("".join(texts)), sum(map(count_gaps, texts))) == spaces
 
 
 def test_languages_with_letters() -> None:
@@ -143,7 +161,7 @@ LETTERS = "aIiİeЁёÉ \u00ad-,?!.…«»¿()5&\u3002\uff0c你"
         ("de", ".", "GROẞE Straße.", "GROẞE Straße."),
         ("tr", ".", "Iğdır İzmir.", "Iğdır İzmir."),
         ("ca", "", "PARAĿLEL", "PARAL·LEL"),
-        ("zh", "，。", "你好， 世界 。 OK,", "你好，世界。 OK"),
+        ("zh", "，。", "你好， 世界 。 OK,", "你好，世界。OK"),
         ("ja", "。、", "こんにちは 、世界", "こんにちは、世界"),
         ("mt", ",", "Ta', 'Kelb', Qata'", "Ta', Kelb, Qata'"),
         ("ha", "", "'Yar ʼYa", "'Yar 'Ya"),

@@ -67,6 +67,8 @@ WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
     "[=! noise] &=laughter !SIL": ("[noise] [laughter]", ["!SIL"]),
     "++cough++ *laughs* #noise <#click>": ("", ["++cough++", "*laughs*", "#noise", "<#click>"]),
     "2 * 3 *really* f*** C++ #five": ("2 3 really f c five", []),
+    r"it&amp;amp;#39;s it\'s it\\'s &#38;amp;": ("it's it's it's and", []),
+    r"caf\u00e9 \ud83d\ude00 \ud83d": ("cafe", []),
 }
 
 
@@ -105,6 +107,28 @@ def test_numbers_are_spelled_if_the_yaml_says_so(language: str, text: str, expec
     assert spell(text) == expected
     assert spell(expected) == expected
     assert any(map(str.isdecimal, transcript_normalizer(text_table(language))(text)))
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("en", "$5 million, 5 million €, 3 bn. £, $5", "5 million 5 million 3 bn five dollars"),
+        (
+            "en",
+            "\N{YEN SIGN}500 2½ 5² 5° 12 345, 5 and $6",
+            "500 2 5 5 12 345 five and six dollars",
+        ),
+        ("de", "5 Mio. € und 5 Millionen €", "5 mio und 5 millionen"),
+        ("fr", "5 M€, 5 millions d'€, 5 £", "5 m 5 millions d 5"),
+        ("es", "5 millones de €", "5 millones de"),
+        ("it", "5 milioni €, 5 €", "5 milioni cinque euro"),
+        ("ru", "5 млн ₽", "5 млн"),
+    ],
+)
+def test_numbers_that_are_not_read_whole_stay(language: str, text: str, expected: str) -> None:
+    """Digits and the dropped symbol are noted; "five million" for "$5 million" was not."""
+    table = text_table(language, {"numbers": "spell"})
+    assert transcript_normalizer(table)(text) == expected
 
 
 def test_marks_and_capitals_stay_beside_numbers() -> None:
