@@ -104,6 +104,8 @@ def test_text_may_be_missing_and_added(talk: Talk, capsys: pytest.CaptureFixture
     left_out = [line.split("\t") for line in Path("out/left_out.tsv").read_text().splitlines()]
     assert [line[3] for line in left_out[1:]] == [lines[1], lines[3]]
     assert float(left_out[2][2]) < -3
+    rows = talk.segment("\n".join(lines), "--lines", f"--min-score={left_out[2][2]}")
+    assert [row["text"] for row in rows] == [SENTENCES[0], *lines[2:]]
 
 
 def test_one_letter_needs_pauses_around_it(talk: Talk) -> None:

@@ -35,6 +35,7 @@ from tests.runs import ROOT
         ("n: -1\nb: !ref <n> * 2", "stays the text '-1 * 2'"),
         ("n: 0\nb: !ref 1 / <n>", "division by zero"),
         ("n: 99\nm: null\nb: !ref <m> - <n> ** <n> ** <n>", "may have only numbers and one power"),
+        ("n: 99\nb: !ref (<n> ** <n>) ** <n>", "may have only numbers and one power"),
         ("n: 100\nb: !ref 9 ** <n>", "cannot be computed: it may have only numbers and one power"),
         ("n: 99\nb: !ref 9 * '9' * <n>", "may have only numbers and one power"),
         ("n: 99\nb: !ref <n> ** <n>", "cannot be computed: the result is too large"),

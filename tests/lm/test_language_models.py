@@ -64,6 +64,17 @@ def test_text_in_other_letters_does_not_replace_models(file: Path, tokenizer: To
     assert file.read_bytes() == before
     messages = train_models(file, tokenizer, [*TEXTS, "птица"], source="both")
     assert messages[-1] == "1.6% of the text's words have letters that no token spells"
+    messages = train_models(file, tokenizer, ["cold дома"], source="half of the letters")
+    assert messages[-1] == "50.0% of the text's words have letters that no token spells"
+
+
+def test_only_the_named_order_changes(file: Path, tokenizer: Tokenizer) -> None:
+    train_models(file, tokenizer, words=2, tokens=3)
+    text = training.LmText(sentences=lambda: TEXTS)
+    encoder = training.LmTextEncoder(tokenizer=tokenizer)
+    for name, order in (("words", 3), ("tokens", 0)):
+        training.replace_language_models(file, text, {name: order}, encoder)
+    assert {name: model.order for name, model in load(file)[0].items()} == {"words": 3}
 
 
 def test_chinese_text_with_a_rare_character_in_each_sentence_is_learned(tmp_path: Path) -> None:
@@ -93,6 +104,9 @@ def test_arpa_file_of_other_order_or_spelling_is_refused(file: Path, tokenizer: 
         train_models(file, tokenizer, [], words=3, arpa=arpa)
     write_arpa(train([text.upper().split() for text in TEXTS], order=2).model, arpa)
     with pytest.raises(SbkitError, match="spell only 0 of the 11 words of .* Train it on text"):
+        train_models(file, tokenizer, [], arpa=arpa)
+    write_arpa(train([["cold", "office", "COLD", "OFFICE"]], order=2).model, arpa)
+    with pytest.raises(SbkitError, match="spell only 2 of the 4 words"):
         train_models(file, tokenizer, [], arpa=arpa)
 
 

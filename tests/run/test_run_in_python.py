@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ import pytest
 import soundfile
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit.base import machine
@@ -25,12 +27,13 @@ from sbkit.base.machine import NvidiaDriver
 from sbkit.base.ranges import KEYS
 from sbkit.check.check import open_checked_run
 from sbkit.check.settings import COMMAND_KEYS, LATER_KEYS, check_formats, check_freezing
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
 from sbkit.logs.run_log import read_log
-from sbkit.run.run import Run
+from sbkit.run.run import Run, set_results_aside
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.text import tokenizer
 from sbkit.train.setup import declare_run
@@ -216,6 +219,42 @@ def test_run_without_a_model_says_so(tmp_path: Path) -> None:
             use()
     with pytest.raises(TypeError, match="'out'"):
         run.tune()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("missing", ["", "bundle", "summary.json", "report.html"])
+def test_run_is_tested_again_unless_all_results_are_there(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that was killed between its summary and its report."""
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "summary.json").write_text('{"provenance": {"weights": "a"}}')
+    (tmp_path / "report.html").touch()
+    if missing:
+        (tmp_path / missing).rename(tmp_path / "gone")
+    stages = ("make_bundle", "keep_better_start", "write_declared_formats", "report")
+    calls = {name: Mock() for name in stages}
+    for name, call in calls.items():
+        monkeypatch.setattr(f"sbkit.run.run.{name}", call)
+    brain = brain_of()
+    monkeypatch.setattr(brain, "load_tested_weights", Mock())
+    prepared: Any = SimpleNamespace(loaders=SimpleNamespace(test=()))
+    Run(YAML, {"output_folder": tmp_path})._finish(prepared, brain)
+    assert {call.called for call in calls.values()} == {missing != ""}
+
+
+def test_results_of_a_run_that_is_trained_further_are_set_aside(tmp_path: Path) -> None:
+    """Those that an earlier start has set aside after the same epoch are replaced."""
+    checkpointer = Checkpointer(tmp_path / "checkpoints", recoverables={"m": nn.Linear(1, 1)})
+    checkpointer.save_checkpoint(meta={"epoch": 3})
+    for start in ("earlier", "later"):
+        (tmp_path / "bundle").mkdir()
+        for name in ("summary.json", "bundle/config.json"):
+            (tmp_path / name).write_text(start)
+        set_results_aside(tmp_path)
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {"checkpoints", "bundle-3", "summary-3.json"}
+        for name in ("summary-3.json", "bundle-3/config.json"):
+            assert (tmp_path / name).read_text() == start
 
 
 @pytest.mark.slow
