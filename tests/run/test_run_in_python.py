@@ -103,7 +103,6 @@ def test_finished_run_tells_its_history_and_scores(finished: Overrides) -> None:
     assert repr(run.model).endswith(f"\n{num_parameters:,} parameters; torch, cpu, fp32")
 
 
-@pytest.mark.slow
 def test_errors_of_a_run_have_the_worst_first(finished: Overrides, workplace: Workplace) -> None:
     run = Run(YAML, finished)
     errors = pd.DataFrame(run.errors("test"))
@@ -140,10 +139,10 @@ def test_function_of_each_epoch_may_end_the_run(workplace: Workplace, tmp_path: 
 
 
 RESULTS: dict[str, Callable[[Run], object]] = {
-    "train": Run.train,
     "scores": lambda run: run.scores,
     "model": lambda run: run.model,
     "tune": lambda run: run.tune(out=run.folder.parent / "tuned"),
+    "train": Run.train,
 }
 
 
@@ -194,7 +193,6 @@ def test_start_makes_data_tokenizer_and_language_models_once(
     assert calls == ["splits"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("result", RESULTS)
 def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, result: str) -> None:
     """It used to train nothing, and to return the scores of the first one."""
@@ -271,7 +269,6 @@ def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_pat
     assert run.scores == Run(YAML, finished).scores
 
 
-@pytest.mark.slow
 def test_tuned_decoder_has_a_bundle_of_its_own(finished: Overrides, tmp_path: Path) -> None:
     run = Run.open(folder_of(finished))
     before = contents_of(run.folder)
@@ -297,7 +294,6 @@ def test_record_of_a_test_names_the_epoch_of_its_weights(
     assert (test["kind"], test["epoch"], test["step"]) == ("test", average, tested["step"])
 
 
-@pytest.mark.slow
 def test_moved_run_has_the_same_figures(
     finished: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,7 +321,6 @@ def test_moved_run_has_the_same_figures(
     os.close(descriptor)
 
 
-@pytest.mark.slow
 def test_brain_of_a_run_has_its_initial_weights(finished: Overrides, tmp_path: Path) -> None:
     """These steps used to be left out, unless train.py took them."""
     folders = {"init_from": folder_of(finished), "output_folder": tmp_path}
@@ -372,7 +367,6 @@ def rows(release: Path, split: str) -> list[dict[str, Any]]:
     return listed
 
 
-@pytest.mark.slow
 def test_corpus_may_be_rows_of_python(workplace: Workplace, tmp_path: Path) -> None:
     """Mappings with arrays, a DataFrame with paths, and a dataset give the clips of a table."""
     clips = workplace.release / "clips"
