@@ -200,10 +200,10 @@ def change(file: Path, name: str, array: Array, **orders: object) -> None:
     safetensors.numpy.save_file(arrays, file, metadata=metadata)
 
 
-def change_last(field: str, value: float) -> Callable[[Path], None]:
+def change_value(field: str, index: int, value: float) -> Callable[[Path], None]:
     def change_file(file: Path) -> None:
         array = safetensors.numpy.load_file(file)[f"words.{field}_2"].copy()
-        array[-1] = value
+        array[index] = value
         change(file, f"words.{field}_2", array)
 
     return change_file
@@ -218,8 +218,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "other first words": lambda file: change(file, "words.words", np.frombuffer(b"a\nb", np.uint8)),
     "unsorted": lambda file: change(file, "words.keys_2", FEW),
     "another size": lambda file: change(file, "words.log_probs_1", np.zeros(3, np.float32)),
-    "not a number": change_last("log_probs", np.nan),
-    "beyond the words": change_last("keys", 1 << 60),
+    "not a number": change_value("log_probs", -1, np.nan),
+    "before the words": change_value("keys", 0, -1),
+    "beyond the words": change_value("keys", -1, 1 << 60),
 }
 
 

@@ -29,11 +29,15 @@ from sbkit.check.check import open_checked_run
 from sbkit.check.settings import COMMAND_KEYS, LATER_KEYS, check_formats, check_freezing
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import isolated_rng
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
+from sbkit.lm.language_models import load
+from sbkit.lm.ngram import SPECIAL
 from sbkit.logs.run_log import read_log
 from sbkit.run.run import Run, set_results_aside
+from sbkit.run.tuning import tune
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.text import tokenizer
 from sbkit.train.setup import declare_run
@@ -275,6 +279,14 @@ def test_tuned_decoder_has_a_bundle_of_its_own(finished: Overrides, tmp_path: Pa
     out = run.tune(out=tmp_path / "tuned", word_lm_order=2, beam_size=4)
     assert read_json(out / "config.json")["decoder"]["beam_size"] == 4
     assert contents_of(run.folder) == before
+    text = tmp_path / "talks.txt"
+    text.write_text("one two three\n")
+    spec = declare_run(run.folder / "hyperparams.yaml", {"lm_text": str(text)})
+    out = tune(run.folder, out=tmp_path / "declared", spec=spec, word_lm_order=1)
+    models, _, _ = load(out / "lm.safetensors")
+    assert {*models["words"].words[len(SPECIAL) :]} == {"one", "two", "three"}
+    dev = str(Path(str(finished["data_folder"]), "dev.tsv"))
+    assert sbkit(["tune", str(out), "--data", dev, "--out", str(tmp_path / "second")]) == 0
 
 
 @pytest.mark.slow
