@@ -111,6 +111,13 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
     assert read_spec(saved).settings == load_hparams(saved, {}) == overridden
 
 
+def test_only_below_an_include_replaces_a_mapping_of_its_file(including: Path) -> None:
+    including.with_name("deep.yaml").write_text("sizes: {a: 1, b: 2}\nrates: {a: 1, b: 2}\n")
+    including.write_text("x: !include:deep.yaml\n  sizes: !only {a: 3}\n  rates: {a: 3}\n")
+    sizes, rates = {"a": 3}, {"a": 3, "b": 2}
+    assert read_spec(including).settings == {"x": {"sizes": sizes, "rates": rates}}
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "text"),
     [
