@@ -137,6 +137,7 @@ def test_iter_raw_lines_follows_link_and_read_regular_does_not(tmp_path: Path) -
     assert list(iter_raw_lines(tmp_path / "b.txt", subject="A text")) == [b"one\n", b"\n", b"two"]
     with pytest.raises(SbkitError, match="is not a regular file"):
         read_regular(tmp_path / "b.txt", max_bytes=9, subject="A file")
+    assert read_regular(tmp_path / "a.txt", max_bytes=8, subject="A file") == b"one\n\ntwo"
     with pytest.raises(SbkitError, match="at most 7 bytes, but .*a.txt has 8"):
         read_regular(tmp_path / "a.txt", max_bytes=7, subject="A file")
 

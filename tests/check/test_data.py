@@ -252,14 +252,21 @@ def test_one_text_for_all_clips_is_noted(tmp_path: Path) -> None:
     assert not finding.stops
 
 
-@pytest.mark.parametrize(("num_silent", "stops"), [(2, False), (3, True)])
-def test_training_does_not_start_if_all_clips_are_silent(
-    num_silent: int, stops: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("num_silent", "num_sampled", "stops"), [(2, 3, False), (3, 3, True), (3, 2, True)]
+)
+def test_training_does_not_start_if_all_sampled_clips_are_silent(
+    num_silent: int,
+    num_sampled: int,
+    stops: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("sbkit.check.data.MAX_SAMPLED_CLIPS", num_sampled)
     rows = [spoken(f"a{n}", "hi", divisor=9999 if n < num_silent else 1) for n in range(3)]
     run = run_on(replace(splits_of(), train=make_store(rows)), tmp_path)
     (finding,) = check_silence(run)
-    assert f"{num_silent} of 3 in train" in finding.problem
+    assert f"{min(num_silent, num_sampled)} of 3 in train" in finding.problem
     assert finding.stops == stops
 
 
@@ -383,6 +390,16 @@ def test_check_data_finds_a_shared_speaker_unless_it_is_the_only_one(
     findings = list(check_data(run))
     assert len(findings) == num_findings
     assert all("speaker" in finding.problem and not finding.stops for finding in findings)
+
+
+@pytest.mark.parametrize(("divisors", "stops"), [((1, 20), False), ((1, 2, 20), True)])
+def test_set_is_worthless_if_more_than_half_of_its_clips_were_trained_on(
+    divisors: Sequence[int], stops: bool, tmp_path: Path
+) -> None:
+    test = make_store(spoken(f"test{n}", f"a fox {n}", divisor=n) for n in divisors)
+    run = run_on(replace(splits_of(), test={"test": test}), tmp_path / "run")
+    (finding,) = (f for f in check_data(run) if "so its score measures memory" in f.problem)
+    assert finding.stops == stops
 
 
 def test_rows_whose_column_names_another_split_are_noted(tmp_path: Path) -> None:

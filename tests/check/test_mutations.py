@@ -30,12 +30,17 @@ HEALTHY = [
     Mutation(name="healthy 80 ms", yaml="hparams/ctc_streaming.yaml", options=LONG_FRAMES),
 ]
 
-IGNORED = "ignore:Support for mismatched:UserWarning"
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(IGNORED)]
+FIRST_OF_CHECK = {m.expected[0].check: m.name for m in MUTATIONS[::-1] if m.expected}
+QUICK = {*FIRST_OF_CHECK.values()}  # the others take minutes together
+PARAMETERS = [
+    pytest.param(mutation, marks=[pytest.mark.slow] * (mutation.name not in QUICK))
+    for mutation in (*HEALTHY, *MUTATIONS)
+]
 
 
+@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch 2.14's
-@pytest.mark.parametrize("mutation", [*HEALTHY, *MUTATIONS], ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", PARAMETERS, ids=lambda mutation: mutation.name)
 def test_check_names_the_fault(mutation: Mutation, workplace: Workplace, tmp_path: Path) -> None:
     findings = findings_of(mutation, workplace, tmp_path)
     assert_found(mutation, findings, tmp_path / "mutated.yaml")

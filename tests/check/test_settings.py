@@ -189,7 +189,6 @@ def check_resumed(workplace: Workplace, run: Path, *options: str) -> list[Findin
         return check_run(declared, checks=[check_run_folder]).findings
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("yaml", "options", "where"),
     [

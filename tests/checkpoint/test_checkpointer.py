@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from speechbrain.core import INTRA_EPOCH_CKPT_FLAG
 from speechbrain.processing.features import InputNormalization
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch import nn
@@ -79,6 +80,14 @@ def test_best_and_newest_are_kept_even_if_the_clock_goes_back(
         keeper.save_and_keep_only(meta={"CER": value}, min_keys=["CER"], num_to_keep=1)
         assert recovered(tmp_path) == pytest.approx(value)
     assert sorted(checkpoint.meta["CER"] for checkpoint in keeper.list_checkpoints()) == [0.1, 0.6]
+
+
+def test_checkpoint_of_a_validation_replaces_those_within_its_epoch(tmp_path: Path) -> None:
+    saves = ((INTRA_EPOCH_CKPT_FLAG, [1]), (INTRA_EPOCH_CKPT_FLAG, [1, 2]), ("CER", [3]))
+    for value, (key, kept) in enumerate((*saves, (INTRA_EPOCH_CKPT_FLAG, [3, 4])), start=1):
+        keeper = checkpointer(tmp_path, line(value))
+        keeper.save_checkpoint(meta={key: True, "value": value})
+        assert sorted(saved.meta["value"] for saved in keeper.list_checkpoints()) == kept
 
 
 def test_only_the_next_run_removes_unfinished_checkpoints(tmp_path: Path) -> None:

@@ -208,6 +208,12 @@ def test_advice_of_an_ended_run_is_accepted(
         assert "lr: 0.1 before, 0.5 now" in str(require_own_folder(spec, describe_spec(spec)))
 
 
+def test_run_that_the_clock_may_end_is_not_repeatable(tmp_path: Path) -> None:
+    for minutes in (0, 5):
+        described = declare(tmp_path, f"{YAML}\nmax_minutes: {minutes}")
+        assert described.is_repeatable is (minutes == 0)
+
+
 def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, same = declare(tmp_path), declare(tmp_path, data_folder="/of/this/node")
     short = declare(tmp_path, data={**DATA, "train": "c" * 64})

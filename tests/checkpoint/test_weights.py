@@ -169,6 +169,20 @@ def test_declared_optimizer_settings_replace_saved_ones(tmp_path: Path) -> None:
     step(model, other)
 
 
+def with_another_hyperparameter(model: nn.Module) -> Optimizer:
+    optimizer = over(AdamW)(model)
+    optimizer.param_groups[0]["cautious"] = False
+    return optimizer
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_torch_may_add_or_remove_a_hyperparameter(tmp_path: Path, is_added: bool) -> None:
+    before, now = over(AdamW, betas=(0.8, 0.9)), with_another_hyperparameter
+    saved_optimizer(tmp_path, before if is_added else now)
+    _, optimizer = recovered_optimizer(tmp_path, now if is_added else before)
+    assert optimizer.param_groups[0]["betas"] == ((0.9, 0.999) if is_added else (0.8, 0.9))
+
+
 def test_scheduled_optimizer_settings_are_restored(tmp_path: Path) -> None:
     """And what an optimizer counts in its group, as schedule-free ones do."""
     optimizer = SGD(nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9)

@@ -106,6 +106,8 @@ def test_text_may_be_missing_and_added(talk: Talk, capsys: pytest.CaptureFixture
     left_out = [line.split("\t") for line in Path("out/left_out.tsv").read_text().splitlines()]
     assert [line[3] for line in left_out[1:]] == [lines[1], lines[3]]
     assert float(left_out[2][2]) < -3
+    rows = talk.segment("\n".join(lines), "--lines", f"--min-score={left_out[2][2]}")
+    assert [row["text"] for row in rows] == [SENTENCES[0], *lines[2:]]
 
 
 SRT = "1\r\n00:00:00,500 --> 00:00:02,000 X1:9\r\n{\\an8}<i>The quick\r\nfox.</i> A lazy\r\n\r\n"

@@ -42,6 +42,7 @@ tokenizer: !new:edited_lab.models.build
     model_file: !ref <output_folder>/tokenizer.model
     corpus: !ref <data_folder>
     tables: [!ref <words>, {0}/table.csv]
+    around: !ref <output_folder>/..  # it contains the run, and changes with each save
 noise: !new:edited_lab.models.build
     folder: {0}/noise
     separators: ["", /, .]  # no folders

@@ -35,6 +35,7 @@ from tests.runs import ROOT
         ("n: -1\nb: !ref <n> * 2", "stays the text '-1 * 2'"),
         ("n: 0\nb: !ref 1 / <n>", "division by zero"),
         ("n: 99\nm: null\nb: !ref <m> - <n> ** <n> ** <n>", "may have only numbers and one power"),
+        ("n: 99\nb: !ref (<n> ** <n>) ** <n>", "may have only numbers and one power"),
         ("n: 100\nb: !ref 9 ** <n>", "cannot be computed: it may have only numbers and one power"),
         ("n: 99\nb: !ref 9 * '9' * <n>", "may have only numbers and one power"),
         ("n: 99\nb: !ref <n> ** <n>", "cannot be computed: the result is too large"),
@@ -108,6 +109,13 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
     saved.write_text(read_spec(including, overrides).one_file)
     assert "!include" not in saved.read_text()
     assert read_spec(saved).settings == load_hparams(saved, {}) == overridden
+
+
+def test_only_below_an_include_replaces_a_mapping_of_its_file(including: Path) -> None:
+    including.with_name("deep.yaml").write_text("sizes: {a: 1, b: 2}\nrates: {a: 1, b: 2}\n")
+    including.write_text("x: !include:deep.yaml\n  sizes: !only {a: 3}\n  rates: {a: 3}\n")
+    sizes, rates = {"a": 3}, {"a": 3, "b": 2}
+    assert read_spec(including).settings == {"x": {"sizes": sizes, "rates": rates}}
 
 
 @pytest.mark.parametrize(

@@ -614,6 +614,15 @@ def test_shortest_length_above_the_longest_is_refused(tmp_path: Path) -> None:
         prepare_transcripts(settings(tmp_path, min_seconds=5, max_seconds=1))
 
 
+def test_mix_of_a_validation_set_is_refused_before_audio_is_read(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    make_corpus(tmp_path)
+    with pytest.raises(ConfigError, match="`mix` names 'dev', but the training sources are train"):
+        prepare_transcripts(settings(tmp_path / "cv", mix={"dev": 0.5}))
+    assert opened == []
+
+
 # ---- stores and disks
 
 

@@ -30,6 +30,7 @@ from sbkit.data import splits as splits_module
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.corpus import Corpus, CorpusRow, SettingValues
+from sbkit.data.facts import fingerprint_of
 from sbkit.data.manifest import RESERVED_COLUMNS, Clip, Excluded, Manifest
 from sbkit.data.prepared import prepare as prepare_data
 from sbkit.data.rows import PreparedSplit
@@ -121,6 +122,17 @@ def test_blocks_of_a_split_may_have_different_columns(store: str, tmp_path: Path
     assert [row["age"] for row in rows] == [None, "40", None]
     assert [row["sentence"] for row in rows] == [clip.sentence for clip in clips]
     assert not [*(tmp_path / "cache").rglob(TEMPORARY_NAMES)]
+
+
+def test_missing_value_is_another_one_than_an_empty_text(tmp_path: Path) -> None:
+    """What is measured on rows is kept for rows of the same fingerprint."""
+    clips = make_clips(tmp_path, 2)
+    missing, empty = (
+        prepare([clips[0], replace(clips[1], columns={"speaker": "ann", **columns})])
+        for columns in ({}, {"age": ""})
+    )
+    assert [[*split.dataset["age"]] for split in (missing, empty)] == [["0", None], ["0", ""]]
+    assert fingerprint_of(missing.dataset) != fingerprint_of(empty.dataset)
 
 
 def shards_of(folder: Path) -> list[Path]:
@@ -267,8 +279,11 @@ def test_lazy_clips_are_decoded_when_they_are_read_and_named_if_they_are_gone(
     assert_holds(prepared, clips[1:])
     assert shards_of(tmp_path) == []
     clips[1].path.unlink()
-    with pytest.raises(SbkitError, match="clip1"):
-        UtteranceDataset(prepared.dataset).__getitems__([Example((0,), 16_000)])
+    clips[2].path.write_bytes(b"")
+    assert not prepare(clips[2:], audio_store="lazy").excluded  # it is there
+    for row, name in enumerate(("clip1", "clip2")):
+        with pytest.raises(SbkitError, match=name):
+            UtteranceDataset(prepared.dataset).__getitems__([Example((row,), 16_000)])
 
 
 TEXTS = ("hello", "a", "", "aab bb", "he! a")
@@ -293,6 +308,16 @@ def test_tokens_of_every_row_are_counted(tokenizer: Tokenizer) -> None:
     assert transcripts.frames_needed.tolist() == [6, 1, 0, 8, 5]  # one more for each repeat
     assert transcripts.has_unknown.tolist() == [False, False, False, False, True]
     assert not transcripts.has_refused_id.any()
+
+
+def test_tokens_are_counted_for_each_tokenizer(tmp_path: Path) -> None:
+    """Two of one size differ in their tokens, and the counts are kept beside the rows."""
+    rows = prepare(make_clips(tmp_path / "clips", 1)).dataset
+    assert read_column(rows, "text") == ["clip 0!"]
+    for text, is_unknown in (("clip 0!", False), ("clap 0!", True), ("clip 0!", False)):
+        tokenizer = char_tokenizer(tmp_path / text[:4], [text])
+        assert tokenizer.vocab_size == 11
+        assert count_tokens(rows, tokenizer).has_unknown.tolist() == [is_unknown]
 
 
 def test_too_short_rows_are_those_that_ctc_loss_cannot_align(tokenizer: Tokenizer) -> None:

@@ -64,6 +64,17 @@ def test_text_in_other_letters_does_not_replace_models(file: Path, tokenizer: To
     assert file.read_bytes() == before
     messages = train_models(file, tokenizer, [*TEXTS, "птица"], source="both")
     assert messages[-1] == "1.6% of the text's words have letters that no token spells"
+    messages = train_models(file, tokenizer, ["cold дома"], source="half of the letters")
+    assert messages[-1] == "50.0% of the text's words have letters that no token spells"
+
+
+def test_only_the_named_order_changes(file: Path, tokenizer: Tokenizer) -> None:
+    train_models(file, tokenizer, words=2, tokens=3)
+    text = training.LmText(sentences=lambda: TEXTS)
+    encoder = training.LmTextEncoder(tokenizer=tokenizer)
+    for name, order in (("words", 3), ("tokens", 0)):
+        training.replace_language_models(file, text, {name: order}, encoder)
+    assert {name: model.order for name, model in load(file)[0].items()} == {"words": 3}
 
 
 def test_chinese_text_with_a_rare_character_in_each_sentence_is_learned(tmp_path: Path) -> None:
@@ -93,6 +104,9 @@ def test_arpa_file_of_other_order_or_spelling_is_refused(file: Path, tokenizer: 
         train_models(file, tokenizer, [], words=3, arpa=arpa)
     write_arpa(train([text.upper().split() for text in TEXTS], order=2).model, arpa)
     with pytest.raises(SbkitError, match="spell only 0 of the 11 words of .* Train it on text"):
+        train_models(file, tokenizer, [], arpa=arpa)
+    write_arpa(train([["cold", "office", "COLD", "OFFICE"]], order=2).model, arpa)
+    with pytest.raises(SbkitError, match="spell only 2 of the 4 words"):
         train_models(file, tokenizer, [], arpa=arpa)
 
 
@@ -186,10 +200,10 @@ def change(file: Path, name: str, array: Array, **orders: object) -> None:
     safetensors.numpy.save_file(arrays, file, metadata=metadata)
 
 
-def change_last(field: str, value: float) -> Callable[[Path], None]:
+def change_value(field: str, index: int, value: float) -> Callable[[Path], None]:
     def change_file(file: Path) -> None:
         array = safetensors.numpy.load_file(file)[f"words.{field}_2"].copy()
-        array[-1] = value
+        array[index] = value
         change(file, f"words.{field}_2", array)
 
     return change_file
@@ -204,8 +218,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "other first words": lambda file: change(file, "words.words", np.frombuffer(b"a\nb", np.uint8)),
     "unsorted": lambda file: change(file, "words.keys_2", FEW),
     "another size": lambda file: change(file, "words.log_probs_1", np.zeros(3, np.float32)),
-    "not a number": change_last("log_probs", np.nan),
-    "beyond the words": change_last("keys", 1 << 60),
+    "not a number": change_value("log_probs", -1, np.nan),
+    "before the words": change_value("keys", 0, -1),
+    "beyond the words": change_value("keys", -1, 1 << 60),
 }
 
 

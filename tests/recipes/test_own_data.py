@@ -173,8 +173,9 @@ def test_one_table_is_split_by_its_speakers(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"split_shares": {"dev": 0.5}, "columns": {"speaker": "reader"}}
     manifests = read_all(tmp_path / "a.csv", ["path,text,reader", *rows], **settings)
     assert [*manifests] == ["train", "dev"]
-    with pytest.raises(SbkitError, match="has 1 speaker, but each of 3 splits"):
-        read_all(tmp_path / "a.csv", ["path,text,speaker", "a.wav,hi,ann", "b.wav,hi,ann"])
+    for other, named in (("ann", "1 speaker"), ("bob", "2 speakers")):
+        with pytest.raises(SbkitError, match=f"has {named}, but each of 3 splits"):
+            read_all(tmp_path / "a.csv", ["path,text,speaker", "a.wav,hi,ann", f"b.wav,hi,{other}"])
     with pytest.raises(SbkitError, match="`split_shares` must map dev and test to shares"):
         read_all(tmp_path / "a.csv", ["path,text,speaker", *rows], split_shares={"dev": 1})
 

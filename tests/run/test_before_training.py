@@ -15,8 +15,8 @@ from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.run_results import BEFORE_TRAINING, ends_with_start
 from sbkit.logs.metric import percent
-from sbkit.run import export_and_test
-from sbkit.run.before_training import describe_worse
+from sbkit.run import before_training, export_and_test
+from sbkit.run.before_training import describe_worse, find_start
 from sbkit.run.export_and_test import START_BUNDLE, keep_better_start
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.asr.task import AsrTask
@@ -226,6 +226,26 @@ def test_encoder_is_not_measured(
     assert workplace.train_here(tmp_path / "run", f"--pretrained={folder}", **yaml) == 0
     assert "before training" not in capsys.readouterr().out
     assert not (tmp_path / "run" / BEFORE_TRAINING).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_found"),
+    [
+        ({}, True),
+        ({"pretrained": None}, False),
+        ({"init_from": ["a", "b"]}, False),  # the mean of two models, which no folder has
+        ({"decoder_task": "translate"}, False),  # it writes texts of another language
+    ],
+)
+def test_start_is_one_recognizer(
+    changes: dict[str, Any], is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(before_training, "pretrained_folder", lambda _: tmp_path)
+    monkeypatch.setattr(before_training, "require_recognizer", lambda _: "a class")
+    settings = {"pretrained": "openai/whisper-tiny", "language": "en", **changes}
+    run: Any = SimpleNamespace(spec=SimpleNamespace(settings=settings))
+    expected = {"folder": tmp_path, "language": "en"} if is_found else None
+    assert find_start(run) == expected
 
 
 def test_worse_sets_are_named_with_their_intervals() -> None:

@@ -1,13 +1,17 @@
 """The end of a run: what it fits in memory is what its bundle computes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 
 from sbkit.base.errors import PARTLY_DONE, BundleError
+from sbkit.export.formats import PARITY_FILE
 from sbkit.run import export_and_test
+from sbkit.run.export_and_test import write_declared_formats
 from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.scoring import sample_validation
@@ -61,3 +65,20 @@ def test_bundle_that_does_not_load_gets_no_name_and_the_checkpoint_is_tested(
     assert "next: " not in output
     assert not [*tmp_path.glob("*bundle*")]
     assert "CER" in read_json(tmp_path / "summary.json")["test"]["test"]
+
+
+def test_only_missing_formats_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    formats, modules = ["onnx", "sherpa-onnx"], ("mine",)
+    add_formats = Mock(return_value={})
+    monkeypatch.setattr(export_and_test, "declared_formats", lambda *_: formats)
+    monkeypatch.setattr(export_and_test, "add_formats", add_formats)
+    monkeypatch.setattr(export_and_test, "user_modules_of", lambda _: modules)
+    spec = SimpleNamespace(folder=tmp_path, settings={})
+    run: Any = SimpleNamespace(spec=spec, recipe=None)
+    for name in formats:
+        write_declared_formats(run)
+        (tmp_path / "bundle" / name).mkdir(parents=True)
+        (tmp_path / "bundle" / name / PARITY_FILE).touch()
+    write_declared_formats(run)
+    expected = [call(tmp_path, names, modules) for names in (formats, ["sherpa-onnx"])]
+    assert add_formats.call_args_list == expected

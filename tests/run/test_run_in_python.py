@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ import pytest
 import soundfile
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit.base import machine
@@ -25,12 +27,17 @@ from sbkit.base.machine import NvidiaDriver
 from sbkit.base.ranges import KEYS
 from sbkit.check.check import open_checked_run
 from sbkit.check.settings import COMMAND_KEYS, LATER_KEYS, check_formats, check_freezing
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import isolated_rng
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
+from sbkit.lm.language_models import load
+from sbkit.lm.ngram import SPECIAL
 from sbkit.logs.run_log import read_log
-from sbkit.run.run import Run
+from sbkit.run.run import Run, set_results_aside
+from sbkit.run.tuning import tune
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.text import tokenizer
 from sbkit.train.setup import declare_run
@@ -100,7 +107,6 @@ def test_finished_run_tells_its_history_and_scores(finished: Overrides) -> None:
     assert repr(run.model).endswith(f"\n{num_parameters:,} parameters; torch, cpu, fp32")
 
 
-@pytest.mark.slow
 def test_errors_of_a_run_have_the_worst_first(finished: Overrides, workplace: Workplace) -> None:
     run = Run(YAML, finished)
     errors = pd.DataFrame(run.errors("test"))
@@ -137,10 +143,10 @@ def test_function_of_each_epoch_may_end_the_run(workplace: Workplace, tmp_path: 
 
 
 RESULTS: dict[str, Callable[[Run], object]] = {
-    "train": Run.train,
     "scores": lambda run: run.scores,
     "model": lambda run: run.model,
     "tune": lambda run: run.tune(out=run.folder.parent / "tuned"),
+    "train": Run.train,
 }
 
 
@@ -191,7 +197,6 @@ def test_start_makes_data_tokenizer_and_language_models_once(
     assert calls == ["splits"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("result", RESULTS)
 def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, result: str) -> None:
     """It used to train nothing, and to return the scores of the first one."""
@@ -218,6 +223,42 @@ def test_run_without_a_model_says_so(tmp_path: Path) -> None:
         run.tune()  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("missing", ["", "bundle", "summary.json", "report.html"])
+def test_run_is_tested_again_unless_all_results_are_there(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that was killed between its summary and its report."""
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "summary.json").write_text('{"provenance": {"weights": "a"}}')
+    (tmp_path / "report.html").touch()
+    if missing:
+        (tmp_path / missing).rename(tmp_path / "gone")
+    stages = ("make_bundle", "keep_better_start", "write_declared_formats", "report")
+    calls = {name: Mock() for name in stages}
+    for name, call in calls.items():
+        monkeypatch.setattr(f"sbkit.run.run.{name}", call)
+    brain = brain_of()
+    monkeypatch.setattr(brain, "load_tested_weights", Mock())
+    prepared: Any = SimpleNamespace(loaders=SimpleNamespace(test=()))
+    Run(YAML, {"output_folder": tmp_path})._finish(prepared, brain)
+    assert {call.called for call in calls.values()} == {missing != ""}
+
+
+def test_results_of_a_run_that_is_trained_further_are_set_aside(tmp_path: Path) -> None:
+    """Those that an earlier start has set aside after the same epoch are replaced."""
+    checkpointer = Checkpointer(tmp_path / "checkpoints", recoverables={"m": nn.Linear(1, 1)})
+    checkpointer.save_checkpoint(meta={"epoch": 3})
+    for start in ("earlier", "later"):
+        (tmp_path / "bundle").mkdir()
+        for name in ("summary.json", "bundle/config.json"):
+            (tmp_path / name).write_text(start)
+        set_results_aside(tmp_path)
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {"checkpoints", "bundle-3", "summary-3.json"}
+        for name in ("summary-3.json", "bundle-3/config.json"):
+            assert (tmp_path / name).read_text() == start
+
+
 @pytest.mark.slow
 def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_path: Path) -> None:
     run = Run(YAML, {**finished, "output_folder": tmp_path, "check": False})
@@ -232,13 +273,20 @@ def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_pat
     assert run.scores == Run(YAML, finished).scores
 
 
-@pytest.mark.slow
 def test_tuned_decoder_has_a_bundle_of_its_own(finished: Overrides, tmp_path: Path) -> None:
     run = Run.open(folder_of(finished))
     before = contents_of(run.folder)
     out = run.tune(out=tmp_path / "tuned", word_lm_order=2, beam_size=4)
     assert read_json(out / "config.json")["decoder"]["beam_size"] == 4
     assert contents_of(run.folder) == before
+    text = tmp_path / "talks.txt"
+    text.write_text("one two three\n")
+    spec = declare_run(run.folder / "hyperparams.yaml", {"lm_text": str(text)})
+    out = tune(run.folder, out=tmp_path / "declared", spec=spec, word_lm_order=1)
+    models, _, _ = load(out / "lm.safetensors")
+    assert {*models["words"].words[len(SPECIAL) :]} == {"one", "two", "three"}
+    dev = str(Path(str(finished["data_folder"]), "dev.tsv"))
+    assert sbkit(["tune", str(out), "--data", dev, "--out", str(tmp_path / "second")]) == 0
 
 
 @pytest.mark.slow
@@ -258,7 +306,6 @@ def test_record_of_a_test_names_the_epoch_of_its_weights(
     assert (test["kind"], test["epoch"], test["step"]) == ("test", average, tested["step"])
 
 
-@pytest.mark.slow
 def test_moved_run_has_the_same_figures(
     finished: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +333,6 @@ def test_moved_run_has_the_same_figures(
     os.close(descriptor)
 
 
-@pytest.mark.slow
 def test_brain_of_a_run_has_its_initial_weights(finished: Overrides, tmp_path: Path) -> None:
     """These steps used to be left out, unless train.py took them."""
     folders = {"init_from": folder_of(finished), "output_folder": tmp_path}
@@ -333,7 +379,6 @@ def rows(release: Path, split: str) -> list[dict[str, Any]]:
     return listed
 
 
-@pytest.mark.slow
 def test_corpus_may_be_rows_of_python(workplace: Workplace, tmp_path: Path) -> None:
     """Mappings with arrays, a DataFrame with paths, and a dataset give the clips of a table."""
     clips = workplace.release / "clips"

@@ -137,6 +137,7 @@ def change(file: str, **values: object) -> Callable[[Path], None]:
 
 CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "`auto_map` in .* is not supported": ("ctc", change("config.json", auto_map={"x": "y"})),
+    "`adapter_attn_dim` in .* is not": ("ctc", change("config.json", adapter_attn_dim=16)),
     "is EncoderModel, but only": ("ctc", change("config.json", architectures=["EncoderModel"])),
     "is None, but only recognizers": ("ctc", change("config.json", architectures=None)),
     "lacks weights of its Wav2Vec2ForCTC: lm_head.weight": ("ctc", drop_head),

@@ -1,6 +1,7 @@
 """A run starts from another one's weights, as far as names and shapes fit; nothing is built."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -100,6 +101,16 @@ def test_init_from_measures_statistics_of_other_features(tmp_path: Path) -> None
     assert "CNN.normalize.frames (beside buffers that do not fit)" in new
     assert ours["CNN"].normalize.frames == 0
     assert "CNN.weight" in loaded
+
+
+def test_init_from_loads_a_mask_of_infinities(tmp_path: Path) -> None:
+    theirs, ours = parts(7.0), parts(1.0)
+    for part, value in ((theirs["CNN"], -math.inf), (ours["CNN"], 0.0)):
+        part.register_buffer("mask", torch.full((2,), value))
+    theirs["ctc_lin"].bias.data[0] = math.inf
+    _, new, _ = initialize_from([write_run(tmp_path / "run", theirs)], ours, AsrTask(), {})
+    assert ours["CNN"].mask.tolist() == [-math.inf] * 2
+    assert ": 1 tensors are new: ctc_lin.bias (not finite there)." in new
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -229,6 +240,10 @@ def test_difference_that_is_not_declared_is_an_error(
     assert compare(tmp_path, declared, compared=key) == [
         f"init_from_differs: `{key}` does not differ"
     ]
+
+
+def test_languages_of_one_text_table_do_not_differ(tmp_path: Path) -> None:
+    assert compare(tmp_path, "--language=en-GB", compared="language") == []
 
 
 def test_settings_of_a_bundle_are_compared(tmp_path: Path) -> None:

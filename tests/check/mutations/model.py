@@ -125,7 +125,7 @@ MUTATIONS = [
     # -- who owns the parameters, and who updates them
     mutation(
         "a scorer with a layer of its own",
-        error("ownership", "scorer", "`scorer.lin` holds 12 parameters"),
+        error("ownership", "scorer", "`scorer.lin` holds 12 parameters", "Add `!ref <scorer>`"),
         error("unread", "scorer"),
         text=(("spec_augment: ", f"scorer: {HERE}.Scorer\n    size: 3\nspec_augment: "),),
     ),
