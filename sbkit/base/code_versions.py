@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(5, "b806ad16b9b4e6a2"),
+    "corpus": CodeVersion(5, "3ad16b45c5244615"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
     "text": CodeVersion(9, "e43cbadd5423e1f3"),
     "token_counts": CodeVersion(1, "7238cf6c84fd963c"),
