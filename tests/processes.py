@@ -12,15 +12,18 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from multiprocessing import get_context, set_start_method
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 ROOT = Path(__file__).parents[1]
+Result = TypeVar("Result")
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.imported"])
 
@@ -32,6 +35,32 @@ def run_fresh(
     command = [sys.executable, "-c", code, *map(str, words)]
     variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=variables)
+
+
+def in_fork(work: Callable[[], Result], *, daemon: bool = False) -> Result:
+    """Return the result of a function in a fork of this process, or raise its error."""
+    context = get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            sender.send(work())
+        except Exception as error:
+            sender.send(error)
+
+    process = context.Process(target=run, daemon=daemon)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: it may hang
+        process.start()
+    try:
+        assert receiver.poll(60), "It hangs."
+        result: Result | Exception = receiver.recv()
+    finally:
+        process.kill()
+        process.join()
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 class Process:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.machine import SHARED_MEMORY
+from sbkit.base.user_folders import prepare_user
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import locked_folder
 from sbkit.logs.run_log import read_log
 from tests import processes
 from tests.runs import Workplace
+from tests.shortage import refusing
 
 # Output that cannot be written
 
@@ -119,6 +122,20 @@ def test_user_that_passwd_does_not_list_has_caches(home: str | None) -> None:
         f"{folder}/torchinductor_user-12345",
         f"{folder}/sbkit-12345/sbkit",
     ]
+
+
+@pytest.mark.parametrize("can_write", [True, False])
+def test_temporary_files_are_in_the_cache_or_in_memory(
+    can_write: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `docker run --read-only`, where torch could not be imported."""
+    monkeypatch.setenv("TMPDIR", "unset")
+    monkeypatch.setenv("SBKIT_CACHE", str((tmp_path if can_write else Path(__file__)) / "cache"))
+    with refusing("tempfile.gettempdir", FileNotFoundError()):
+        prepare_user()
+    folder = Path(os.environ["TMPDIR"])
+    assert folder == (tmp_path / "cache/temporary" if can_write else SHARED_MEMORY)
+    assert folder.is_dir()
 
 
 # File systems

@@ -1,7 +1,4 @@
-"""End a command: handle its signals, print the message of an error, return the exit code.
-
-A worker process leaves signals to its parent, and ends with it (`begin_work`).
-"""
+"""End a command: handle its signals, print the message of an error, return the exit code."""
 
 import errno
 import gc
@@ -50,6 +47,11 @@ LOST_RANK = "gloo.*(Connection (?:reset|closed) by peer|Broken pipe)"
 # Messages of torch and of the system: a pattern, the sentence for users and the exit code. In the
 # sentence, {0} is the pattern's group and {1} the message. The first pattern that matches counts.
 FAULTS = (
+    (
+        "(No usable temporary directory)",
+        "There is no folder for temporary files. Set TMPDIR to a folder that can be written to.",
+        BAD_INPUT,
+    ),
     (
         "(Too many open files|received 0 items of ancdata)",
         "Too many files are open ({1}). Allow more (ulimit -n), or lower --num_workers.",
@@ -251,20 +253,3 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     for other in STOP_SIGNALS:  # a second signal would interrupt the cleanup
         signal.signal(other, signal.SIG_IGN)
     raise StopRequestedError("Stopped outside of training; rerun the same command.")
-
-
-def begin_work(parent: int) -> None:
-    """Prepare a worker process; ``parent`` is the id of the process that started it.
-
-    A signal may reach all processes of a job, and the parent decides what follows. If the parent is
-    killed, a worker would wait for it forever.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-    def end_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(0)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()

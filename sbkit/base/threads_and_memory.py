@@ -28,6 +28,7 @@ memory in the process; only the part of the heap in use takes memory. The joint 
 """
 
 import ctypes
+import logging
 import os
 import threading
 import time
@@ -36,6 +37,7 @@ from functools import cache
 from pathlib import Path
 
 from sbkit.base.machine import allowed_cores, usable_cores
+from sbkit.base.messages import note_once
 
 # OpenMP's threads
 
@@ -85,8 +87,10 @@ class SpinSwitch:
 
     def __enter__(self) -> "SpinSwitch":
         if prepare_waiting():
-            self._watcher = threading.Thread(target=self._watch, daemon=True)
-            self._watcher.start()
+            watcher = threading.Thread(target=self._watch, daemon=True)
+            with suppress(RuntimeError):  # no thread can be started
+                watcher.start()
+                self._watcher = watcher
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,6 +103,11 @@ class SpinSwitch:
         """Start a second team of threads, which sleeps; do nothing if OpenMP is not loaded."""
         library = loaded_library()
         if self._end_of_team is None and library is not None:
+            if not can_start_threads(allowed_cores() + 2):  # OpenMP would end the process
+                note = "note: OpenMP's threads spin while they wait: the system refuses others."
+                note_once(note, level=logging.WARNING)
+                self._stop.set()
+                return
             self._end_of_team, ready = threading.Event(), threading.Event()
             arguments = (library, self._end_of_team, ready)
             threading.Thread(target=_hold_team, args=arguments, daemon=True).start()
@@ -135,6 +144,24 @@ def loaded_library() -> ctypes.CDLL | None:
         if any(path in line for path in LIBRARY_PATHS):
             return ctypes.CDLL(line.split(maxsplit=5)[-1])
     return None
+
+
+def can_start_threads(count: int) -> bool:
+    """Return whether the system allows so many further threads."""
+    end = threading.Event()
+    threads: list[threading.Thread] = []
+    try:
+        while len(threads) < count:
+            thread = threading.Thread(target=end.wait)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    return True
 
 
 def _hold_team(library: ctypes.CDLL, end: threading.Event, ready: threading.Event) -> None:

@@ -1,4 +1,7 @@
-"""A name and a folder for caches, for users who have none, as in many containers."""
+"""A name and folders for caches and temporary files, for users who have none.
+
+So it is in many containers.
+"""
 
 import getpass
 import os
@@ -7,13 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from sbkit.base.files import nearest_existing
+from sbkit.base.machine import SHARED_MEMORY
 
 
 def prepare_user() -> None:
-    """Set LOGNAME, HOME and XDG_CACHE_HOME if this user has no name, or no home to write to.
+    """Set LOGNAME, HOME, XDG_CACHE_HOME and TMPDIR for a user without a name or such a folder.
 
     `docker run --user` and OpenShift give a process a user id that is not listed in passwd. torch
-    asks for the user's name when an optimizer is made, and libraries keep caches in the home.
+    asks for the user's name when an optimizer is made, and libraries keep caches in the home. With
+    `docker run --read-only`, there is no /tmp, but torch needs such a folder when it is imported.
     """
     try:
         getpass.getuser()
@@ -26,6 +31,15 @@ def prepare_user() -> None:
             os.environ.setdefault("MPLCONFIGDIR", f"{folder}/matplotlib")
             if os.path.expanduser("~") == "~":  # noqa: PTH111
                 os.environ["HOME"] = folder
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        scratch = cache_folder() / "temporary"
+        if not _can_write(scratch):
+            scratch = SHARED_MEMORY
+        with suppress(OSError):  # nothing can be written to
+            scratch.mkdir(parents=True, exist_ok=True)
+        os.environ["TMPDIR"] = str(scratch)
 
 
 def expand_home(path: str) -> str:

@@ -25,7 +25,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.check.checked_run import CheckedRun, Finding, finding_at
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint
-from sbkit.checkpoint.weights import check_weights
+from sbkit.checkpoint.weights import check_weights, part_names_of_model
 from sbkit.config.document import (
     Keys,
     children,
@@ -43,7 +43,7 @@ from sbkit.data.splits import count_tokens, sample_counts
 from sbkit.distributed.device import check_precision, choose_device, device_counter_for, find_device
 from sbkit.export.formats import declared_formats
 from sbkit.text.tokenizer import TOKENIZER_FILE
-from sbkit.train.optimizers import FREEZE
+from sbkit.train.optimizers import FREEZE, matches_path, named_parameters
 from sbkit.train.recipe import load_recipe
 from sbkit.train.schedule import MAX_SCHEDULED_STEPS, highest_factor
 from sbkit.train.setup import (
@@ -235,6 +235,27 @@ def check_freezing(run: CheckedRun) -> Iterator[Finding]:
             f"{num_steps}",
             fix="Let these parts learn earlier, or name a run with their weights as `init_from`.",
         )
+    yield from _check_adapters(run)
+
+
+def _check_adapters(run: CheckedRun) -> Iterator[Finding]:
+    """Find parts whose adapters never learn; adapters are the few parameters that a part trains."""
+    objects = dict(run.copy.hparams.items())  # marks no key as read
+    named = named_parameters(run.model, objects)
+    freezing = run.brain.training_step.freezing
+    for part in part_names_of_model(objects):
+        parameters = {name: p for name, p in named.items() if matches_path(name, part)}
+        adapters = [name for name, p in parameters.items() if id(p) in run.learnable]
+        size = sum(parameters[name].numel() for name in adapters)
+        is_adapted = 2 * size < sum(p.numel() for p in parameters.values())
+        if adapters and is_adapted and all(map(freezing.is_always_frozen, adapters)):
+            yield run.finding(
+                FREEZE,
+                problem=f"`freeze` also freezes the adapters of `{part}`, such as "
+                f"`{adapters[0]}`, so they never learn",
+                fix=f"Leave `{part}` out of `freeze`: all but its adapters is frozen anyway. Or "
+                "build it without adapters.",
+            )
 
 
 def check_schedule(run: CheckedRun) -> Iterator[Finding]:

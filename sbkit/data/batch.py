@@ -4,6 +4,7 @@ Legend: B utterances, S samples, L tokens.
 """
 
 import atexit
+import logging
 import multiprocessing
 import os
 import shutil
@@ -11,10 +12,12 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
+from multiprocessing.connection import Listener
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
@@ -27,9 +30,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
-from sbkit.base.errors import FAILED, ConfigError
+from sbkit.base.errors import FAILED
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
+from sbkit.base.workers import START_ERRORS, note_refusal
 from sbkit.data.corpus import SettingValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
 from sbkit.data.mix import require_utterances, sources_of
@@ -47,6 +51,8 @@ BATCHES_AHEAD = 2  # per worker, torch's default
 # Statistics of features are measured on a random sample of this size: in five languages, its mean
 # differs from the mean of all clips by 0.6 % of a standard deviation.
 MAX_MEASURED_CLIPS = 5000
+
+logger = logging.getLogger(__name__)
 
 Loader = DataLoader[Row]
 Collate = Callable[[Sequence[Row]], "Batch"]
@@ -256,8 +262,6 @@ def make_loaders(
 
     collate: makes a `Batch` of rows; it calls `collate_audio` and adds the labels of the recipe.
     """
-    if settings["num_workers"] > 0:
-        _require_room_for_workers(settings)
     ranks = {"rank": rank(), "world_size": world_size()}
     sample_rate = settings["sample_rate"]
     sources = sources_of(splits)
@@ -286,7 +290,7 @@ def make_loaders(
         make_loader,
         collate=collate,
         store_cache=store_cache,
-        num_workers=settings["num_workers"],
+        num_workers=_workers_with_room(settings),
         pin_memory=placement.device.type == "cuda",
     )
 
@@ -326,7 +330,7 @@ def make_loader(
         atexit.register(_end_workers)
         # The user has chosen `num_workers`; torch would comment on it in every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-    return DataLoader(
+    return _WorkerLoader(
         UtteranceDataset(rows, listing, store_cache),
         batch_sampler=sampler,
         collate_fn=collate,
@@ -334,6 +338,23 @@ def make_loader(
         worker_init_fn=begin_worker,
         pin_memory=pin_memory,
     )
+
+
+class _WorkerLoader(DataLoader[Row]):
+    """A loader that reads in this process if its workers cannot be started."""
+
+    def __iter__(self) -> Any:
+        if self.num_workers > 0:
+            children = {*multiprocessing.active_children()}
+            try:
+                multiprocessing.Event()  # torch's cleanup fails if it lacks semaphores
+                Listener().close()  # a socket as each worker has, with a path below TMPDIR
+                return super().__iter__()
+            except START_ERRORS as error:
+                note_refusal("reading batches without workers", error)
+                self.num_workers = 0
+                _end_children({*multiprocessing.active_children()} - children)
+        return super().__iter__()
 
 
 def begin_worker(worker: int) -> None:
@@ -354,23 +375,29 @@ def _end_workers() -> None:
     """End workers that still read ahead, because they ignore the SIGTERM that Python sends."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
-    for worker in multiprocessing.active_children():
+    _end_children(multiprocessing.active_children())
+
+
+def _end_children(children: Iterable[BaseProcess]) -> None:
+    for worker in children:
         if worker.daemon and worker.pid is not None:
             os.kill(worker.pid, LEAVE_SIGNAL)
 
 
-def _require_room_for_workers(settings: SettingValues) -> None:
-    """Check that the batches of workers fit into shared memory."""
-    num_workers = settings["num_workers"]
+def _workers_with_room(settings: SettingValues) -> int:
+    """Return the number of workers; 0, with a note, if shared memory cannot hold their batches."""
+    num_workers: int = settings["num_workers"]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     train_seconds = settings["batch_seconds"] / world_size() / settings["grad_accumulation_factor"]
     seconds = max(train_seconds, settings["eval_batch_seconds"])
     batch_bytes = seconds_to_samples(seconds, settings["sample_rate"]) * np.dtype(np.int16).itemsize
     needed = BATCHES_AHEAD * num_workers * processes * batch_bytes
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
-    if free < needed:
-        raise ConfigError(
-            f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory, but only "
-            f"{free / 1e6:.0f} MB are free. Lower `num_workers`, or start Docker with --shm-size.",
-            keys=("num_workers",),
-        )
+    if free >= needed:
+        return num_workers
+    logger.warning(
+        f"note: reading batches without workers: {num_workers} workers need {needed / 1e6:.0f} MB "
+        f"of shared memory, but only {free / 1e6:.0f} MB are free. Lower `num_workers`, or start "
+        "Docker with --shm-size."
+    )
+    return 0

@@ -17,7 +17,6 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from sbkit.base.files import fsync, os_errors_name, temporary_path
 from sbkit.base.messages import note_once, printable
 from sbkit.base.stores import wait_for_store
 from sbkit.base.user_folders import cache_folder
+from sbkit.base.workers import ThreadPool
 from sbkit.data.clip_decoding import DecodedFile, decode_file
 from sbkit.data.filesystem import Storage, map_ahead, read_ranges
 from sbkit.data.manifest import CHANNEL_FAULT
@@ -370,7 +370,7 @@ def read_shard_tables(storage: Storage, names: Iterable[str]) -> Iterator[ShardT
                 "rerun the `sbkit prepare` that wrote it: it writes missing shards."
             ) from error
 
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
+    with ThreadPool(NUM_THREADS) as pool:
         yield from map_ahead(pool, read, names)
 
 

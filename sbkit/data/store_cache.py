@@ -6,6 +6,7 @@ is being fetched, so another process could read half of it.
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +16,10 @@ from threading import Thread
 
 from datasets import Dataset
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.files import task_lock
-from sbkit.data.filesystem import Storage, disk_errors
+from sbkit.base.messages import note_once
+from sbkit.data.filesystem import Storage
 from sbkit.data.sampler import MicroBatch
 from sbkit.data.shard import AUDIO, AudioLocation
 
@@ -32,6 +34,7 @@ class StoreCache:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder).expanduser().absolute()
         self._num_epochs = 0
+        self._is_refused = False
 
     def cached(self, location: AudioLocation) -> AudioLocation:
         """Return the location of a clip in the copy of its shard; make a missing copy."""
@@ -42,7 +45,9 @@ class StoreCache:
         folder, _, name = url.rpartition("/")
         file = self._folder / hashlib.sha256(folder.encode()).hexdigest()[:16] / name
         if not file.exists():
-            with disk_errors(file.parent):
+            if self._is_refused:
+                return location
+            try:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with task_lock(file.parent, name, wait=True):
                     if not file.exists():  # otherwise another process was first
@@ -52,13 +57,19 @@ class StoreCache:
                             if source != copy:  # the store is a mounted folder
                                 copyfile(source, copy)
                             copy.rename(file)
+            except (OSError, DataError) as error:  # its disk is full, or cannot be written to
+                self._is_refused = True
+                note = f"note: `store_cache` takes no further shards ({error})."
+                note_once(note, key=str(self._folder), level=logging.WARNING)
+                return location
         return {**location, "file": str(file)}
 
     def fetch_ahead(self, split: Dataset, steps: Iterator[MicroBatch]) -> None:
         """Fetch the shards of an epoch in the order of its steps, in a thread."""
         self._num_epochs += 1
         audio = split.select_columns([AUDIO])
-        Thread(target=self._fetch, args=(audio, steps, self._num_epochs), daemon=True).start()
+        with suppress(RuntimeError):  # no thread can be started: a shard is fetched when it is read
+            Thread(target=self._fetch, args=(audio, steps, self._num_epochs), daemon=True).start()
 
     def _fetch(self, audio: Dataset, steps: Iterator[MicroBatch], epoch: int) -> None:
         # If a shard cannot be fetched, reading one of its clips raises the error.

@@ -11,7 +11,6 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -19,7 +18,7 @@ from itertools import chain, count, groupby, pairwise
 from pathlib import Path
 from stat import S_ISREG
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +31,7 @@ from sbkit.base.code_versions import versions_of_audio
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
-from sbkit.base.process import begin_work
+from sbkit.base.workers import ThreadPool, begin_work, start_processes
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.clip_decoding import order_by_file
 from sbkit.data.filesystem import Storage, disk_errors, map_ahead
@@ -40,6 +39,9 @@ from sbkit.data.manifest import SPAN_COLUMNS, STORED_COLUMN, Manifest, hash_text
 from sbkit.data.shard import AUDIO, FileStamp, ShardWriter, span_key
 from sbkit.data.tables import TableOptions
 from sbkit.logs.progress import progress_bar
+
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
 
 NUM_DIGITS = 16  # of a digest in a name
 SHARD_BYTES = 10**9  # the most audio in a shard, except for a single long recording
@@ -165,17 +167,16 @@ def write_units(units: Sequence[Unit], title: str) -> None:
     num_clips = sum(unit["clips"] for unit in units)
     processes = min(usable_cores(), MAX_PREPARING_PROCESSES, len(units))
     is_small = num_clips < MIN_CLIPS_FOR_PROCESSES and all(unit["clips"] for unit in units)
+    executor = None
+    if processes > 1 and not is_small:
+        executor = start_processes("decoding audio", partial(_make_executor, processes))
     with progress_bar(title, max(num_clips, len(units))) as advance:
-        if processes < 2 or is_small:
+        if executor is None:
             for unit in units:
                 advance(write(unit)["clips"] or 1)
             return
-        # Threads would not help: PyAV holds Python's lock between packets, so two threads decode no
-        # faster than one. The pool of multiprocessing would import the main module again.
-        from loky import get_reusable_executor
         from loky.process_executor import BrokenProcessPool
 
-        executor = get_reusable_executor(processes, initializer=begin_work, initargs=(os.getpid(),))
         try:
             for written in map_ahead(executor, write, units, ahead=2 * processes):
                 advance(written["clips"] or 1)
@@ -184,6 +185,14 @@ def write_units(units: Sequence[Unit], title: str) -> None:
                 f"One of the {processes} processes that decode audio was killed, perhaps because "
                 "memory ran out."
             ) from error
+
+
+def _make_executor(processes: int) -> "ProcessPoolExecutor":
+    # Threads would not help: PyAV holds Python's lock between packets, so two threads decode no
+    # faster than one. The pool of multiprocessing would import the main module again.
+    from loky import get_reusable_executor
+
+    return get_reusable_executor(processes, initializer=begin_work, initargs=(os.getpid(),))
 
 
 def _write_shards(storage: Storage, folder: Path, work: WorkUnit) -> None:
@@ -286,7 +295,7 @@ def stat_files(paths: pa.Array | pa.ChunkedArray) -> pa.Table:
     A file that cannot be reached has the size -1, a URL the size 0.
     """
     blocks = (paths[i : i + STAT_BLOCK].to_pylist() for i in range(0, len(paths), STAT_BLOCK))
-    with ThreadPoolExecutor(NUM_STAT_THREADS) as pool:
+    with ThreadPool(NUM_STAT_THREADS) as pool:
         stamps = [*chain.from_iterable(map_ahead(pool, _stat_batch, blocks))]
     sizes, times = np.array(stamps, np.int64).reshape(-1, 2).T
     return pa.table([paths.cast(pa.large_binary()), sizes, times], schema=FILES_SCHEMA)

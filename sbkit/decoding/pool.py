@@ -19,8 +19,8 @@ import numpy as np
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
-from sbkit.base.process import begin_work
 from sbkit.base.units import samples_to_seconds
+from sbkit.base.workers import begin_work, start_anew_in_forks, start_processes
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder
@@ -178,16 +178,23 @@ class DecoderPool:
         self._lock = threading.Lock()
         self._executor: ProcessPoolExecutor | None = None
         self._num_frames = 0
+        start_anew_in_forks(self)
+
+    def start_anew(self) -> None:
+        if self._executor is not None:
+            self._executor = None
+            self._finalizer.detach()  # its processes are the parent's
+        self._lock = threading.Lock()
 
     def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[RecognizedClip]:
         """Return the text of each clip, and ``with_times`` its timed words."""
         self._num_frames += sum(len(clip.log_probs) for clip in clips)
         is_pooled = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
-        if not (is_pooled and self.decoder.holds_gil):
+        executor = self._start_executor() if is_pooled and self.decoder.holds_gil else None
+        if executor is None:
             return [self.decoder.decode(clip, with_times=with_times) for clip in clips]
         from loky.process_executor import BrokenProcessPool, ShutdownExecutorError
 
-        executor = self._start_executor()
         try:
             return list(executor.map(partial(_decode_in_worker, with_times), clips))
         # Of several threads, one learns that a process was killed, and ends the executor of all.
@@ -202,21 +209,27 @@ class DecoderPool:
         if (executor := self._executor) is not None:
             self._shut_down(executor)
 
-    def _start_executor(self) -> "ProcessPoolExecutor":
+    def _start_executor(self) -> "ProcessPoolExecutor | None":
+        with self._lock:
+            if self._executor is None:
+                self._executor = start_processes("decoding texts", self._make_executor)
+                if self._executor is None:
+                    self._num_frames = 0  # the next attempt is not soon
+                else:
+                    # A program may never close the pool, and loky's own exit handler then raises.
+                    shut_down = self._executor.shutdown
+                    self._finalizer = weakref.finalize(self, shut_down, kill_workers=True)
+            return self._executor
+
+    def _make_executor(self) -> "ProcessPoolExecutor":
         # multiprocessing's pool would import the main module of the program again, which may lack
         # a guard for that, and a fork copies locks that threads hold.
         from loky import ProcessPoolExecutor
 
-        with self._lock:
-            if self._executor is None:
-                self._executor = ProcessPoolExecutor(
-                    self._num_processes,
-                    initializer=_set_decoder,
-                    initargs=(self.decoder, os.getpid()),
-                )
-                # A program may never close the pool, and loky's own exit handler then raises.
-                self._finalizer = weakref.finalize(self, self._executor.shutdown, kill_workers=True)
-            return self._executor
+        arguments = (self.decoder, os.getpid())
+        return ProcessPoolExecutor(
+            self._num_processes, initializer=_set_decoder, initargs=arguments
+        )
 
     def _shut_down(self, executor: "ProcessPoolExecutor") -> None:
         """End an executor, unless another thread has ended it and perhaps started the next."""

@@ -135,20 +135,19 @@ def exported_bundle(
     ...     bundle = load_bundle(folder)
     """
     model = Path(model)
+    if (model / CONFIG_FILE).exists() or not is_run(model):
+        yield model
+        return
+    if (model / BUNDLE / CONFIG_FILE).exists():
+        yield model / BUNDLE
+        return
+    if (model / LANGUAGE_MODELS_FILE).exists():
+        logger.warning(
+            "note: this run has not ended, so its decoder has no weights yet, and the bundle "
+            f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model} --out NEW"
+        )
+    import_user_modules(user_modules)  # their code goes into the bundle
     with TemporaryDirectory() as folder:
-        if (model / CONFIG_FILE).exists() or not is_run(model):
-            yield model
-            return
-        if (model / BUNDLE / CONFIG_FILE).exists():
-            yield model / BUNDLE
-            return
-        if (model / LANGUAGE_MODELS_FILE).exists():
-            logger.warning(
-                "note: this run has not ended, so its decoder has no weights yet, and the bundle "
-                "decodes greedily. Finish the run, or fit the weights: "
-                f"sbkit tune {model} --out NEW"
-            )
-        import_user_modules(user_modules)  # their code goes into the bundle
         write_bundle(Path(folder), collect_files(model, user_modules))
         yield Path(folder)
 

@@ -21,6 +21,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.arrays import Float64s, Int64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError, translate
 from sbkit.base.machine import usable_cores
+from sbkit.base.workers import ThreadPool, start_anew_in_forks
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, EffectiveRuntime, Encoded, ModelState
 from sbkit.runtime.batch_shapes import BatchShapes
 
@@ -79,30 +80,49 @@ class ReopenedWhenUnpickled:
 
 
 class ModelThread:
-    """Run a model in its own thread; any thread may call the methods."""
+    """Run a model in its own thread; any thread may call the methods.
+
+    A forked process, which has no thread of its parent, makes the model again when it calls it.
+    """
 
     def __init__(self, make: Callable[[], LoadedModel]) -> None:
         """Start the thread, and make the model in it; errors of ``make`` are raised here."""
+        self._make = make
         self._local = threading.local()  # holds the model, and frees it when the thread ends
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._executor = _make_thread()
+        self._is_closed = self._is_forked = False
         try:
-            self.runs_on = self._executor.submit(self._load_model, make).result()
+            self.runs_on: EffectiveRuntime = self.call(lambda model: model.runs_on)
         except BaseException:
             self.close()
             raise
+        start_anew_in_forks(self)
 
-    def _load_model(self, make: Callable[[], LoadedModel]) -> EffectiveRuntime:
-        self._local.model = make()
-        runs_on: EffectiveRuntime = self._local.model.runs_on
-        return runs_on
+    def start_anew(self) -> None:
+        self._is_forked = True
+        if not self._is_closed:
+            self._executor = _make_thread()
+
+    def _model(self) -> LoadedModel:
+        if not hasattr(self._local, "model"):
+            if self._is_forked and self.runs_on.device != "cpu":
+                raise DeviceError(
+                    f"A forked process cannot use a model on {self.runs_on.device} that its parent "
+                    "has loaded. Load it in that process."
+                )
+            self._local.model = self._make()
+        return self._local.model
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
         """Call a function with the model, in the model's thread, and return its result."""
-        with translate(RuntimeError, SbkitError, CLOSED_MESSAGE):
-            future = self._executor.submit(lambda: use(self._local.model))
+        with translate(RuntimeError, SbkitError, self._explain):
+            future = self._executor.submit(lambda: use(self._model()))
         # Another thread may close the model meanwhile.
         with translate(CancelledError, SbkitError, CLOSED_MESSAGE):
             return future.result()
+
+    def _explain(self, error: RuntimeError) -> str | None:
+        return CLOSED_MESSAGE if self._is_closed else None  # otherwise, no thread can be started
 
     def __repr__(self) -> str:
         return f"ModelThread({self.runs_on})"
@@ -169,7 +189,12 @@ class ModelThread:
 
     def close(self) -> None:
         """End the thread, and with it the model."""
+        self._is_closed = True
         self._executor.shutdown(cancel_futures=True)
+
+
+def _make_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
 
 def run_batches(
@@ -189,7 +214,7 @@ def run_batches(
     threads = min(threads, len(batches))
     if threads < 2:
         return [encode(batch) for batch in batches]
-    with ThreadPoolExecutor(threads, initializer=prepare) as pool:
+    with ThreadPool(threads, initializer=prepare) as pool:
         return list(pool.map(encode, batches))
 
 

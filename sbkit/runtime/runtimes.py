@@ -185,8 +185,8 @@ def load_in_thread(folder: Path | str, *, device: object = AUTO, **options: Any)
     loaded: list[Bundle] = []
 
     def load() -> LoadedModel:
-        loaded.append(load_bundle(folder, device=device, **options))
-        return loaded[0].model
+        loaded.append(bundle := load_bundle(folder, device=device, **options))
+        return bundle.model
 
     model = ModelThread(load)
     bundle = ThreadedBundle.from_contents(loaded.pop(), model)

@@ -4,6 +4,7 @@ Legend: B clips, S samples, U frames, V tokens.
 """
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from sbkit.base.torch_internals import (
     set_recompile_limit,
 )
 from sbkit.base.units import seconds_to_samples
+from sbkit.base.workers import start_anew_in_forks
 from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import WEIGHTS_FILE, Plain
 from sbkit.bundle.module_spec import build_from_spec
@@ -76,6 +78,8 @@ class TorchModel(nn.ModuleList):
         parts: all modules that the network calls.
         """
         super().__init__(network.model)
+        self._thread = threading.get_ident()
+        start_anew_in_forks(self)
         self.network = network
         self._stream = streaming_network(network)
         self._placement = placement
@@ -88,6 +92,10 @@ class TorchModel(nn.ModuleList):
         self.runs_on = require_as_requested(
             runs_on, device=str(placement.device), precision=placement.precision
         )
+
+    def start_anew(self) -> None:
+        if threading.get_ident() == self._thread:  # it would wait for OpenMP's threads forever
+            torch.set_num_threads(1)
 
     @classmethod
     def load(

@@ -362,6 +362,11 @@ class Freezing:
         """Freeze and unfreeze parts after ``step`` steps; return whether anything changed."""
         return self._set({path for path, (start, end) in self.steps.items() if start <= step < end})
 
+    def is_always_frozen(self, name: str) -> bool:
+        """Return whether the parameter of this path is frozen for a whole run of any length."""
+        paths = [path for path in self._parameters if matches_path(name, path)]
+        return bool(paths) and self.steps[paths[-1]] == (0, math.inf)
+
     def _set(self, frozen_paths: set[str]) -> bool:
         if frozen_paths == self._frozen_paths:
             return False

@@ -51,6 +51,10 @@ def test_error_that_user_cannot_fix_is_printed_with_its_calls(
     [
         (OSError(errno.ENOSPC, "No space left", "/x"), "/x cannot be read or written"),
         (FileNotFoundError(errno.ENOENT, "gone", "/x"), "(gone). Check it"),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/'"),
+            "Set TMPDIR",
+        ),
         (OSError(errno.EMFILE, "Too many open files"), "Too many files are open"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "(ulimit -v, ulimit"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "The system refused memory or threads"),

@@ -4,12 +4,20 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from sbkit.base.machine import allowed_cores
-from sbkit.base.threads_and_memory import OPENMP_SETTINGS, prepare_waiting, seconds_without_core
+from sbkit.base.threads_and_memory import (
+    OPENMP_SETTINGS,
+    SpinSwitch,
+    can_start_threads,
+    prepare_waiting,
+    seconds_without_core,
+)
 from tests.runs import ROOT
+from tests.shortage import NO_THREAD, refusing
 
 
 @pytest.fixture
@@ -86,6 +94,19 @@ def test_second_team_has_more_threads_than_processors_until_it_ends() -> None:
     assert "/torch" in library
     assert asleep > before + allowed_cores() and after < asleep
     assert waited >= 0
+
+
+@pytest.mark.usefixtures("variables")
+def test_openmp_starts_no_second_team_under_a_limit_on_threads() -> None:
+    """OpenMP would end the process: "libgomp: Thread creation failed"."""
+    assert can_start_threads(2)
+    before = threading.active_count()
+    with refusing("threading.Thread.start", NO_THREAD, after=2):
+        assert not can_start_threads(3)
+    assert threading.active_count() == before
+    with refusing("threading.Thread.start", NO_THREAD), SpinSwitch() as switch:
+        switch.sleep()  # torch has loaded OpenMP
+        assert threading.active_count() == before
 
 
 FAULTS = """

@@ -26,6 +26,15 @@ class UndividedFrontEnd(ConvFrontEnd):
         return super().forward(x, lengths)[0], lengths
 
 
+class AdaptedFrontEnd(ConvFrontEnd):
+    """Trains an adapter beside layers that it freezes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.requires_grad_(False)
+        self.adapter = torch.nn.Linear(4, 4)
+
+
 class AcausalTransformer(Transformer):
     """Lets the decoder see later tokens."""
 

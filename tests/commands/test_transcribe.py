@@ -32,6 +32,7 @@ from sbkit.text.recognized_word import Word
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT
 from tests.runtime.tones import RATE, speak, tone_transcriber
+from tests.shortage import refusing
 
 Captured = pytest.CaptureFixture[str]
 
@@ -50,7 +51,7 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(*arguments: str) -> list[str]:
-    with find_audio(arguments) as files:
+    with refusing("tempfile.mkdtemp", OSError()), find_audio(arguments) as files:
         return [*map(str, files)]
 
 

@@ -1,5 +1,6 @@
 """Rows become batches of tensors, and loaders yield them."""
 
+import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 from tests import processes
 from tests.decoding.spoken import char_tokenizer
+from tests.shortage import TORCH_REFUSALS, refusing
 from tests.stores import Utterance, make_store
 
 TEXTS = ["one two", "three", "", "four five six", "seven"]
@@ -172,15 +174,49 @@ SETTINGS = {
 NEEDED = 2 * 2 * 100 * 16_000 * 2  # batches of each, workers, seconds, samples, bytes
 
 
-def test_make_loaders_refuses_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_leaves_out_the_workers(
+    store: datasets.Dataset,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     usage = type("Usage", (), {"free": 8 * NEEDED - 1})()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    nothing: Any = None
-    with pytest.raises(SbkitError, match=r"need 102 MB of shared memory"):
-        make_loaders(nothing, SETTINGS, collate=nothing, placement=nothing)
-    with pytest.raises(AttributeError):  # it continues to the splits, of which there are none
-        make_loaders(nothing, {**SETTINGS, "num_workers": 1}, collate=nothing, placement=nothing)
+    for num_workers, workers_with_room in ((2, 0), (1, 1)):
+        loaders = make_loaders(
+            Splits(store, {}, {}),
+            {**SETTINGS, "seed": 1, "num_workers": num_workers},
+            collate=TextCollate(tokenizer),
+            placement=resolve_placement("cpu", "fp32"),
+        )
+        assert loaders.train.num_workers == workers_with_room
+    assert (
+        caplog.text.count("2 workers need 102 MB of shared memory, but only 102 MB are free") == 1
+    )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of torch's cleanup
+@pytest.mark.parametrize(("call", "error", "after"), TORCH_REFUSALS)
+def test_batches_are_read_without_workers_that_cannot_start(
+    call: str,
+    error: Exception,
+    after: int,
+    store: datasets.Dataset,
+    tokenizer: Tokenizer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options: Any = {"collate": TextCollate(tokenizer), "num_workers": 2, "pin_memory": False}
+    sampler = EvalSampler(samples=SAMPLES, batch_seconds=2.0, sample_rate=16_000)
+    loader = make_loader(store, sampler=sampler, **options)
+    with refusing(call, error, after=after):
+        ids = [id for _ in range(2) for batch in loader for id in batch.ids]
+    assert sorted(ids) == sorted(2 * [*store["id"]])
+    assert caplog.text.count("reading batches without workers: the system refuses them") == 1
+    for worker in multiprocessing.active_children():
+        if worker.daemon:  # one was started before the other was refused
+            worker.join(timeout=60)
+            assert not worker.is_alive()
 
 
 def test_features_of_a_large_training_set_are_measured_on_drawn_clips(

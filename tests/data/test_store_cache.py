@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from recipes.prepare import collate_clips, prepare_audio
-from sbkit.base.errors import DataError
 from sbkit.data import prepared
 from sbkit.data.batch import make_loaders
 from sbkit.distributed.device import Placement
@@ -20,6 +19,7 @@ from tests.data.test_batch import SETTINGS
 from tests.data.test_prepare import prepare_out, spec_of
 from tests.data.test_prepare import settings as settings_of
 from tests.data.test_splits import make_clips
+from tests.shortage import largest_file
 
 requests: Counter[str] = Counter()  # of the audio of shards, by name
 
@@ -98,7 +98,13 @@ def test_each_shard_is_fetched_once_and_whole(
     assert not requests
 
 
-def test_a_folder_that_cannot_be_written_is_named(corpus: str, tmp_path: Path) -> None:
+def test_shards_stay_in_the_store_if_the_disk_takes_none(
+    corpus: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = train(corpus, 0, None)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file/.* cannot be written to: Not a directory"):
-        train(corpus, 0, tmp_path / "file")
+    assert train(corpus, 0, tmp_path / "file") == read
+    with largest_file(2000):  # smaller than a shard
+        assert train(corpus, 0, tmp_path / "disk") == read
+    notes = [record.message for record in caplog.records if "store_cache" in record.message]
+    assert len(notes) == 2 and "Not a directory" in notes[0] and "too large" in notes[1]

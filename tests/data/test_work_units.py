@@ -17,6 +17,7 @@ from sbkit.data.shard import read_shard_tables
 from sbkit.data.work_units import Unit, WorkUnit, list_shards, write_units
 from tests.data.test_splits import make_clips
 from tests.processes import Process
+from tests.shortage import NO_PROCESS, refusing
 
 
 def units_of(spans: Sequence[AudioSpan], out: Path, store: str) -> list[Unit]:
@@ -62,6 +63,18 @@ def test_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(work_units, "write", kill)
     with pytest.raises(DataError, match="One of the 2 processes .* was killed, perhaps because"):
         write_units(units_of([AudioSpan("a.wav")] * 6, tmp_path, "pcm"), "decoding")
+
+
+def test_audio_is_decoded_without_processes_that_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(work_units, "usable_cores", lambda: 2)
+    monkeypatch.setattr(work_units, "MIN_CLIPS_FOR_PROCESSES", 2)
+    spans = [AudioSpan(str(clip.path)) for clip in make_clips(tmp_path / "clips", 6)]
+    with refusing("loky.get_reusable_executor", NO_PROCESS):
+        write_units(units_of(spans, tmp_path / "corpus", "pcm"), "decoding")
+    assert sum(len(rows) for rows, _ in read(tmp_path / "corpus")) == 6
+    assert caplog.text.count("decoding audio without other processes") == 1
 
 
 DECODE_FOREVER = """

@@ -22,7 +22,7 @@ from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import DecoderWeights, rescore
 from sbkit.decoding.greedy import GreedyDecoder, best_tokens
-from sbkit.decoding.pool import ClipDecoder, DecoderInput, DecoderPool
+from sbkit.decoding.pool import ClipDecoder, DecoderInput, DecoderPool, RecognizedClip
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.word_times import Confidence
 from sbkit.lm.kneser_ney import train
@@ -41,7 +41,9 @@ from tests.decoding.spoken import (
     transcribe,
 )
 from tests.models.test_asr import make_model, sbkit_parts
+from tests.processes import in_fork
 from tests.runs import ROOT
+from tests.shortage import LOKY_REFUSALS, refusing
 
 STEP = 640  # samples of a frame
 
@@ -304,6 +306,44 @@ def test_pool_reports_a_killed_process(decoder: ClipDecoder, clips: list[Decoder
         for _ in range(1000):
             pool.decode(clips, with_times=True)
     assert len(pool.decode(clips, with_times=True)) == len(TEXTS)
+    pool.close()
+
+
+@pytest.mark.usefixtures("always_pooled")
+@pytest.mark.parametrize(("call", "error", "after"), LOKY_REFUSALS)
+def test_clips_are_decoded_without_processes_that_cannot_start(
+    call: str,
+    error: Exception,
+    after: int,
+    decoder: ClipDecoder,
+    clips: list[DecoderInput],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    children = {*active_children()}
+    pool = DecoderPool(decoder, processes=2)
+    with refusing(call, error, after=after):
+        for _ in range(2):
+            texts = [clip.text for clip in pool.decode(clips, with_times=False)]
+            assert texts == TEXTS
+    assert caplog.text.count("decoding texts without other processes") == 1
+    assert {*active_children()} <= children
+    pool.close()
+
+
+@pytest.mark.usefixtures("always_pooled")
+def test_forked_process_starts_decoding_processes_of_its_own(
+    decoder: ClipDecoder, clips: list[DecoderInput]
+) -> None:
+    pool = DecoderPool(decoder, processes=2)
+    expected = pool.decode(clips, with_times=True)
+
+    def decode() -> tuple[int, list[RecognizedClip]]:
+        results = pool.decode(clips, with_times=True)
+        return len([child for child in active_children() if child.is_alive()]), results
+
+    assert in_fork(decode) == (2, expected)
+    assert in_fork(decode, daemon=True) == (0, expected)  # it may have no children
+    assert pool.decode(clips, with_times=True) == expected
     pool.close()
 
 

@@ -14,13 +14,16 @@ import pytest
 import torch
 
 from sbkit.audio.io import Samples
-from sbkit.base.errors import SbkitError
-from sbkit.bundle.protocols import Encoded
+from sbkit.base.errors import DeviceError, SbkitError
+from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.runtime.runtimes import load_bundle, load_in_thread
 from sbkit.tasks.asr.predict import Transcriber
+from sbkit.tasks.asr.session import Session, StreamingRecognizer
+from tests.processes import in_fork
 from tests.runtime.tones import RATE, ToneModel, noise
+from tests.shortage import NO_THREAD, refusing
 
 
 def test_model_thread_makes_and_calls_the_model_in_one_thread_despite_errors() -> None:
@@ -41,6 +44,8 @@ def test_model_thread_ends_when_the_model_cannot_be_made() -> None:
     before = threading.active_count()
     with pytest.raises(SbkitError, match="x must be y"):
         ModelThread(fail)
+    with refusing("threading.Thread.start", NO_THREAD), pytest.raises(RuntimeError, match="start"):
+        ModelThread(fail)
     assert threading.active_count() == before
 
 
@@ -56,6 +61,67 @@ def test_transcriber_gives_32_threads_the_texts_of_one(plain_bundle: Path) -> No
 
         with ThreadPoolExecutor(32) as threads:
             assert all(threads.map(is_same, range(32)))
+
+
+def test_forked_process_transcribes_and_goes_on_with_a_session(
+    plain_bundle: Path, streaming: Path
+) -> None:
+    """As those of celery, or of gunicorn with --preload; once, the child waited forever."""
+    (clip,) = noise(0.75)
+    live = noise(2.0)[0]
+    with (
+        Transcriber.load(plain_bundle, device="cpu") as transcriber,
+        StreamingRecognizer.load(streaming, device="cpu") as recognizer,
+    ):
+        expected = transcriber.transcribe(clip, RATE)
+        begun, whole = Session(recognizer), Session(recognizer)
+        first = whole.push(live[:RATE])
+        assert begun.push(live[:RATE]) == first
+        last = [*whole.push(live[RATE:]), *whole.finish()]
+        assert in_fork(lambda: transcriber.transcribe(clip, RATE)) == expected
+        assert in_fork(lambda: [*begun.push(live[RATE:]), *begun.finish()]) == last
+        assert transcriber.transcribe(clip, RATE) == expected
+        in_fork(transcriber.close)
+        assert transcriber.transcribe(clip, RATE) == expected
+    with pytest.raises(SbkitError, match="This model is closed"):
+        in_fork(lambda: transcriber.transcribe(clip, RATE))
+
+
+def test_forked_process_runs_a_bundle_of_the_calling_thread(plain_bundle: Path) -> None:
+    """Once, it waited for threads of OpenMP that its parent has."""
+    clips, before = noise(0.75, 0.5), torch.get_num_threads()
+    bundle = load_bundle(plain_bundle)
+    try:
+        torch.set_num_threads(2)
+        expected = bundle.transcribe(clips)
+        assert in_fork(lambda: bundle.transcribe(clips)) == expected
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_forked_process_is_told_that_its_parent_has_the_gpu() -> None:
+    runs_on = EffectiveRuntime(runtime="torch", device="cuda:0", precision="fp32")
+    thread = ModelThread(lambda: SimpleNamespace(runs_on=runs_on))
+    with pytest.raises(DeviceError, match=r"forked process cannot use a model on cuda:0 .* Load"):
+        in_fork(lambda: thread.call(lambda model: model.runs_on))
+    assert thread.call(lambda model: model.runs_on) == runs_on
+    thread.close()
+
+
+def test_batches_run_in_the_calling_thread_if_no_other_starts() -> None:
+    idents = list[int]()
+
+    def encode(batch: Sequence[Samples]) -> list[Encoded]:
+        idents.append(threading.get_ident())
+        return [Encoded(row[:, None]) for row in batch]
+
+    with refusing("threading.Thread.start", NO_THREAD):
+        one, two = run_batches(encode, [noise(0.1), noise(0.1, 0.1)], threads=2)
+        with pytest.raises(ZeroDivisionError):
+            run_batches(lambda _: [Encoded(np.zeros(1 // 0))], [[], []], threads=2)
+    assert (len(one), len(two)) == (1, 2)
+    assert {*idents} == {threading.get_ident()}
 
 
 def test_run_batches_runs_two_in_parallel_and_keeps_their_order() -> None:

@@ -5,7 +5,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from glob import has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,11 +40,11 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
     if raw_rate is not None and str(STANDARD) not in arguments:
         raise ConfigError("`--raw-rate` describes standard input, but no FILE is -.")
     files: dict[Path, Path] = {}
-    with TemporaryDirectory() as folder:
+    with ExitStack() as stack:
         for argument in arguments:
             path = Path(argument)
             if path == STANDARD:
-                path = Path(folder, "stdin")
+                path = Path(stack.enter_context(TemporaryDirectory()), "stdin")
                 _save_standard_input(path, raw_rate)
             parts = path.parts
             num_plain = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))

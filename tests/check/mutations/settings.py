@@ -1,22 +1,36 @@
 """One fault each in values, the machine, the run folder, the export and the cost."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from recipes.asr.recipe import AsrRecipe
 from sbkit.base.checksums import write_checksums
 from sbkit.base.ranges import NON_NEGATIVE
+from sbkit.check.dry_run import check_unused
 from sbkit.check.settings import check_freezing, check_schedule, check_unread
 from tests.check.harness import changed, error, mutation, note
 from tests.check.parts import TestNotes
+from tests.models.pretrained.folders import CONFIGS, FRAMES
 
 EIGHT_GPUS = {"target": "cuda:8"}
 LARGE_BATCHES = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
 FEW_STEPS = note("batches", "batch_seconds", "of train make 1")
 CTC_LIN = "ctc_lin: !new:torch.nn.Linear\n    in_features: "
+ADAPTED: dict[str, Any] = {
+    "yaml": "hparams/ctc_pretrained.yaml",
+    "tiny": (
+        *("--device=cpu", "--batch_seconds=6", "--mask_channel_length=4"),
+        *("--word_lm_order=0", "--token_lm_order=0", "--lora={rank: 2, projections: [q_proj]}"),
+        f"--encoder_config={json.dumps({'model_type': 'hubert', **CONFIGS['hubert'], **FRAMES})}",
+    ),
+    "checks": (check_freezing, check_unused),
+}
+UNUSED_HEAD = note("unused", "seq_lin", "nothing runs it")
 COMPUTED_SIZE = (f"{CTC_LIN}!ref <d_model>", f"{CTC_LIN}!apply:builtins.max [!ref <d_model>, 1]")
 
 
@@ -158,6 +172,40 @@ MUTATIONS = [
         error("unread", "lr", "`lr` has no effect, because `opt_class.lr` is not declared"),
         text=(("    lr: !ref <lr>\n", ""),),
         checks=(check_unread,),
+    ),
+    mutation(
+        "adapters below a frozen part",
+        error(
+            "freezing", "freeze", "adapters of `Transformer`", "layers.0.attention.q_proj.lora_a"
+        ),
+        note("freezing", "freeze", "keeps CNN, Transformer.body at random weights"),
+        UNUSED_HEAD,
+        options=("--freeze={CNN: always, Transformer.body: always}",),
+        **ADAPTED,
+    ),
+    mutation(
+        "adapters of one layer that may learn",
+        UNUSED_HEAD,
+        note("freezing", "freeze", "keeps CNN, Transformer at random weights"),
+        options=(
+            "--freeze={CNN: always, Transformer: always, Transformer.body.encoder.layers.2: 0}",
+        ),
+        **ADAPTED,
+    ),
+    mutation(
+        "adapters that learn at last",
+        UNUSED_HEAD,
+        note("freezing", "freeze", "keeps CNN, Transformer at random weights"),
+        options=("--freeze={CNN: always, Transformer: 1000}",),
+        **ADAPTED,
+    ),
+    mutation(
+        "an adapter of the user's own below a frozen part",
+        error("freezing", "freeze", "adapters of `CNN`", "`CNN.adapter.weight`"),
+        note("freezing", "freeze", "keeps CNN at random weights"),
+        text=(("sbkit.models.frontend.ConvFrontEnd", "tests.check.parts.AdaptedFrontEnd"),),
+        options=("--freeze=[CNN]",),
+        checks=(check_freezing,),
     ),
     mutation(
         "more steps than the run has: of freezing, at random weights, and of a warm-up",
