@@ -433,7 +433,10 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
     scripts = {*map(script_of, language_table(language).letters)}  # none for most languages
     foreign = Counter({char: n for char, n in letters.items() if script_of(char) not in scripts})
-    if scripts and 2 * foreign.total() > letters.total() and MISREAD not in by_kind:
+    num_transcripts = sum(split["utterances"] for split in splits)
+    num_misread = sum(change["total"] for change in by_kind[MISREAD])
+    is_foreign = scripts and 2 * foreign.total() > letters.total()
+    if is_foreign and 2 * num_misread < num_transcripts:
         examples = (f"{count:,} {letter}" for letter, count in foreign.most_common())
         spoken = listed(languages_of(foreign), max_names=MAX_LISTED_LANGUAGES)
         yield run.finding(
@@ -464,8 +467,8 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     for kind, (key, fix) in FIXES.items():
         if changes := by_kind.get(kind):
             problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
-            total = sum(change["total"] for change in changes)
-            stops = kind == MISREAD and total >= MIN_REPLACED_LETTERS
+            is_widespread = num_misread > MAX_RARE_SHARE * num_transcripts
+            stops = kind == MISREAD and is_widespread and num_misread >= MIN_REPLACED_LETTERS
             yield run.finding(key, problem=problem, fix=fix, stops=stops)
 
 

@@ -48,7 +48,7 @@ _LOST_LETTERS = regex.compile(
 )
 _DAMAGE = regex.compile(
     # Lost letters, and words of which all letters are lost.
-    r"[\w'\u2019-]*(?:[\ufffd\x1a]|(?<=[^\W\d_])[¿□■](?=[^\W\d_]))[\w'\u2019\ufffd-]*"
+    r"(?<![\w'\u2019-])[\w'\u2019-]*(?:[\ufffd\x1a]|(?<=[^\W\d_])[¿□■](?=[^\W\d_]))[\w'\u2019\ufffd-]*"
     r"|(?<!\S)\?{2,}(?: \?+)+(?!\S)"
     # Escapes of C and JSON, of LaTeX, HTML, addresses, e-mail and Excel.
     r"|\\\w|(?<=\w)\\[\"`^~](?=\w)|&(?:amp|quot|apos|nbsp|lt|gt|\#\d{2,5})(?![\w;])"
@@ -114,8 +114,6 @@ def find_misread_letters(
     """
     alphabet = alphabet_of(language)
     counts = {char: n for char, n in characters.items() if char > "\x7f" and char not in _MARKS}
-    if sum(counts.values()) < MIN_DAMAGED_SHARE * num_texts:
-        return {}
     score = _score_letters
     if scripts_of(alphabet) == {"LATIN"}:
         score = _score_accents
@@ -127,7 +125,8 @@ def find_misread_letters(
     for read_as, written_as in permutations(SINGLE_BYTE_ENCODINGS, 2) if alphabet else ():
         table = _table(read_as, written_as)
         changed = {char: table[char] for char in counts if table.get(char, char) != char}
-        if len(changed) >= MIN_REPAIRED_LETTERS:
+        num_changed = sum(counts[char] for char in changed)
+        if len(changed) >= MIN_REPAIRED_LETTERS and num_changed >= MIN_DAMAGED_SHARE * num_texts:
             gain = score(counts, changed, language)
             if gain > best:
                 best, repairs = gain, changed
@@ -147,6 +146,9 @@ def _score_accents(counts: Mapping[str, int], repairs: Mapping[str, str], langua
     num_broken = sum(counts[char] for char in repairs if char in accented)
     num_odd = sum(counts[c] for c in counts if c.lower() not in accented or c in repaired)
     is_repair = len(repaired) >= MIN_REPAIRED_LETTERS and num_broken < num_repaired / 20
+    # Names have letters of other languages; what was read in another encoding lacks its own.
+    right = {f(repairs[char]) for char in repaired for f in (str.lower, str.upper)} - {*"¿¡"}
+    is_repair &= sum(counts.get(char, 0) for char in right) <= num_repaired
     share = num_repaired / max(1, num_odd)
     return share if is_repair and share >= MIN_REPAIRED_SHARE else 0.0
 
@@ -223,12 +225,13 @@ def _read_again(text: str, language: str) -> str | None:
     if not high:
         return None
     is_single_byte = _high_characters().issuperset(high)
+    is_east_asian = primary_language(language) in EAST_ASIAN_LANGUAGES
     pairs: list[tuple[str, str]] = []
     if is_single_byte and not _ISOLATED.search(text.replace("Ã ", "Ã\xa0")):
         pairs += ((read_as, "utf-8") for read_as in SINGLE_BYTE_ENCODINGS)
     if alphabet_of(language) and not is_single_byte:
         pairs += ((read_as, "utf-8") for read_as in MULTI_BYTE_ENCODINGS)
-    if is_single_byte and 2 * len(high) > len(text) and language in EAST_ASIAN_LANGUAGES:
+    if is_single_byte and 2 * len(high) > len(text) and is_east_asian:
         pairs += product(SINGLE_BYTE_ENCODINGS, MULTI_BYTE_ENCODINGS)
     codes = {*map(ord, high)}
     for read_as, written_as in pairs:
@@ -238,7 +241,7 @@ def _read_again(text: str, language: str) -> str | None:
             repaired = data.decode(written_as)
         except UnicodeError:
             continue
-        if repaired != text and _is_plausible(repaired, language):
+        if repaired != text and _is_plausible(repaired, text, language):
             return repaired
     return None
 
@@ -263,17 +266,26 @@ def _codes(encoding: str) -> dict[int, str]:
     return codes
 
 
-def _is_plausible(text: str, language: str) -> bool:
-    """Return whether the characters beyond ASCII are marks or letters that the language may use."""
+def _is_plausible(text: str, before: str, language: str) -> bool:
+    """Return whether the characters beyond ASCII are marks or letters that the language may use.
+
+    before: the text as it was read.
+    """
     scripts = scripts_of(alphabet_of(language))
-    letters = [char for char in text if char > "\x7f" and char.isalpha()]
-    if not letters:
-        return all(char in _MARKS for char in text if char > "\x7f")
+    high = [char for char in text if char > "\x7f"]
+    letters = [char for char in high if char.isalpha()]
+    if not letters:  # but a word of two letters, such as of Thai, may look like a mark
+        is_word = all(script_of(char) in scripts - {"LATIN"} for char in before if char.isalpha())
+        return not is_word and all(char in _MARKS for char in high)
     is_phonetic = all("\u0250" <= char <= "\u02ff" for char in letters)
     # Few letters of a script with three bytes for each may be a coincidence.
-    is_chance = len(letters) < MIN_LONG_LETTERS and any(char >= "\u0800" for char in letters)
+    is_few = len(letters) < MIN_LONG_LETTERS
+    is_chance = is_few and any(char >= ("\u0800" if scripts else "\u0370") for char in letters)
     if is_phonetic or (is_chance and scripts != {"LATIN"}):
         return False
     if scripts:
-        return all(script_of(char) in scripts for char in letters)
+        if not all(script_of(char) in scripts for char in letters):
+            return False
+        is_known = any(char.lower() in alphabet_of(language) for char in letters)
+        return is_known or _read_again(text, language) is not None  # it was read wrongly twice
     return all(len({*map(script_of, filter(str.isalpha, word))}) < 2 for word in text.split())

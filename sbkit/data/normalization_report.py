@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -119,8 +119,9 @@ class NormalizedTranscript(NamedTuple):
 def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]:
     """List the kinds of changes with counts and an example, the most frequent kind first.
 
-    A damaged transcript counts as nothing else. Returns plain data: the kind, the total, the counts
-    by character, tag or word, and a transcript as written and as trained.
+    A transcript of another encoding counts as nothing else, nor do damaged parts. Returns plain
+    data: the kind, the total, the counts by character, tag or word, and a transcript as written and
+    as trained.
     """
     if "sentence" not in split.column_names:
         return []
@@ -132,8 +133,8 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
             damaged_parts = _find_damage(row, language)
             for kind, parts in damaged_parts.items():
                 counts[kind].update(parts)
-            if not damaged_parts:
-                rows.append(row)
+            if MISREAD not in damaged_parts:
+                rows.append(_without(row, damaged_parts.get(DAMAGED, [])))
         trained.update(count_characters([row.trained for row in rows]))
         written.update(count_characters([row.content for row in rows]))
         for row in rows:
@@ -208,6 +209,15 @@ def _to_transcript(sentence: str, text: str) -> NormalizedTranscript:
     if not any(map(str.isdecimal, text)):
         content = SPOKEN_UNIT.sub("", content)
     return NormalizedTranscript(sentence, text, content, dropped_tags)
+
+
+def _without(row: NormalizedTranscript, parts: Sequence[str]) -> NormalizedTranscript:
+    """Leave out damaged parts."""
+    written, content = row.written, row.content
+    for part in parts:
+        written, content = written.replace(part, " "), content.replace(part, " ")
+    tags = [tag for tag in row.dropped_tags if tag not in parts]
+    return row._replace(written=written, content=content, dropped_tags=tags)
 
 
 def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language: str) -> str | None:

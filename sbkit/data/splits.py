@@ -29,7 +29,7 @@ from sbkit.data.work_units import short_digest
 from sbkit.text.languages import parse_language
 from sbkit.text.normalization import TextTable, count_gaps, has_spaces, text_table
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.text.transcripts import parse_tag_names, transcript_normalizer
+from sbkit.text.transcripts import parse_tag_names, select_tags, transcript_normalizer
 from sbkit.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # torch takes seconds and 0.5 GB
@@ -171,7 +171,8 @@ def _separate_words(train: Iterable[datasets.Dataset]) -> bool:
 def _count_spaces(split: datasets.Dataset) -> dict[str, object]:
     """Count the characters of transcripts, and their spaces within unspaced scripts."""
     characters, gaps = Counter[str](), 0
-    for texts in read_texts(split, "sentence"):
+    for sentences in read_texts(split, "sentence"):
+        texts = [*map(select_tags, sentences)]
         characters.update(count_characters(texts))
         gaps += sum(map(count_gaps, texts))
     return {"characters": characters, "gaps": gaps}

@@ -299,7 +299,7 @@ class _NumberReader:
             r"(?!(?<=(?<!\d)\d{1,3}) \d{3}(?!\d))"
             rf"(?:(?P<ordinal>{ordinals})(?!\w)|\s?(?P<suffix>{currency})(?!\d))?(?!\s?[ºª])"
             r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
-            rf"|{_PHONE}|(?<!\d)\d{{1,3}}(?: \d{{3}})+(?!\d)"
+            rf"|{_PHONE}|(?<!\d)\d{{1,3}}(?: \d{{3}})+(?: \d+)*(?!\d)"
             rf"|\d(?:{_JOINT}?[\w{_FRACTIONS}])*(?:\s[ºª]\w*)?"
         )
 

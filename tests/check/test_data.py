@@ -154,7 +154,8 @@ MISREAD = [  # language, texts, the encodings they were written in and read as, 
         ("de", [*GERMAN, "„GROß“"]), ("fr", ["JOSÉ’S CAFÉ", "É»"]),
         ("sv", ["en idé på kafé", "Ärlig", "Öar"]),
         ("ru", RUSSIAN), ("be", ["сам", "фон"]), ("sr", ["žao čas š"]), ("zh", [*CHINESE, "撣語"]),
-        ("xx", ["Gуам Farsıça"]),
+        ("xx", ["Gуам Farsıça"]), ("uk", ["Ті"]), ("th", ["ยก", "ยท"]), ("ur", ["سگ"]),
+        ("hr", ["Müller Über", *["Još češće žuri"] * 9]), ("lv", ["Café Noël", *["Šķūņi, Čā"] * 9]),
     )),
 ]  # fmt: skip
 
