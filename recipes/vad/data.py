@@ -58,7 +58,8 @@ def prepare_speech(settings: SettingValues) -> Splits:
         made_from = {name: checksums[name] for name in filter(None, files)}
         splits = prepare_transcripts(settings)
     for split in splits.named().values():
-        for column in split.column_names:
+        is_labeled = SPEECH in split.column_names and None not in split.unique(SPEECH)
+        for column in () if is_labeled else split.column_names:
             if column.lower() in LABEL_COLUMNS:
                 if sum(is_no_speech(column, value) for value in split.unique(column)):
                     note_once(f"note: `{column}` says which clips have no speech.")

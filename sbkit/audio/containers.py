@@ -19,6 +19,14 @@ MAX_EXCESS_BYTES = 64  # some programs count the header as audio
 # Bytes behind the audio that are no chunk: recorders fill the last block of a disk. If there are
 # more, and more than a share of the audio, its declared size is an old one, or counts samples.
 MAX_STRAY_BYTES, MAX_STRAY_SHARE = 4096, 0.01
+# Chunks that may follow the sound; some programs write a wrong size, or only a part of the last.
+TRAILING_CHUNKS = (
+    *(b"list", b"id3", b"bext", b"ixml", b"_pmx", b"cue", b"smpl", b"junk", b"pad", b"fact"),
+    b"peak",
+)
+_TEXT = re.compile(  # the start of XML or JSON, also in UTF-16
+    rb"(?i)[\s\0]*(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[\s\0]*(?:<\0?[a-z?!]|\{[\s\0]*\")"
+)
 TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # of tags that follow the sound, also in joined MP3s
 UNKNOWN_32_BITS = 0xFFFFFFFF  # of RF64: the size stands in the chunk ds64
 # What may be missing at the end of a file or a span, because recorders and tables round: seconds,
@@ -203,21 +211,23 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
 
 
 def _count_stray_bytes(file: BinaryIO, chunk_format: ChunkFormat, end: int, size: int) -> int:
-    """Count the bytes behind audio of a size; 0 for a few, zeros, tags, XML and chunks.
+    """Count the bytes behind audio of a size; 0 for a few, padding, tags, XML, JSON and chunks.
 
-    A chunk may follow without the byte that aligns it.
+    A chunk may follow without the byte that aligns it, or after several zeros.
     """
     count = file.seek(0, 2) - end
     if count <= max(MAX_STRAY_BYTES, MAX_STRAY_SHARE * size):
         return 0
     file.seek(end)
     content = file.read(SCANNED_BYTES)
-    for start in (0, -size % chunk_format.alignment):
-        id, chunk_size = _unpack(chunk_format, content[start:])
-        if id[:4].isascii() and id[:4].decode().isprintable() and chunk_size <= count:
+    unpadded = content.lstrip(b"\0")
+    for chunk in (unpadded, content[-size % chunk_format.alignment :]):
+        id, chunk_size = _unpack(chunk_format, chunk.ljust(chunk_format.header.size, b"\0"))
+        is_name = id[:4].isascii() and id[:4].decode().isprintable()
+        if (is_name and chunk_size <= count) or id[:4].rstrip().lower() in TRAILING_CHUNKS:
             return 0
-    is_other = not content.strip(b"\0") or content.startswith((*TAG_PREFIXES, b"<"))
-    return 0 if is_other else count
+    is_padding = not content.strip(content[:1])
+    return 0 if is_padding or unpadded.startswith(TAG_PREFIXES) or _TEXT.match(content) else count
 
 
 def _walk(file: BinaryIO, chunk_format: ChunkFormat) -> Iterator[tuple[bytes, int, int]]:

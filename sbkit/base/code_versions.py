@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(6, "c63e3106fe49a47c"),
+    "corpus": CodeVersion(6, "adc120651914facb"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
     "text": CodeVersion(10, "507ac90e6d35f30f"),
     "token_counts": CodeVersion(1, "8e681fb5a62e1a0d"),
@@ -28,7 +28,7 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "language_models": CodeVersion(1, "fd2ebab8e77b0055"),
     "symbols": CodeVersion(3, "bb04fbaefff82960"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
-    "speech": CodeVersion(2, "f6054583c06e69db"),
+    "speech": CodeVersion(2, "e221d67f3c0d16d1"),
     "data_report": CodeVersion(4, "dea5ed27142df803"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that

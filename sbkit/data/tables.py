@@ -67,7 +67,9 @@ NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
 CLIPS_FOLDER = "clips"  # in a Common Voice release
 DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
 MAX_TRIED_SPANS = 50  # of a table, to find out the unit of its times
-MIN_HEARD_SECONDS = 0.05  # of a span; in a wrong unit, most are shorter or beyond their files
+# Of a span; in a wrong unit, most are shorter or beyond their files. In a unit that is not named,
+# more is needed: times within a long recording are short spans of a part of it, as milliseconds.
+MIN_HEARD_SECONDS, MIN_UNNAMED_SECONDS = 0.05, 0.3
 
 Units = tuple[int, int, int]  # of a start, a length and an end: how many make a second
 SAMPLES: Units = (0, 0, 0)  # of the file
@@ -665,7 +667,8 @@ def _find_units(
 ) -> Units:
     """Return the units that most spans of some rows fit their files in: first, those of the names.
 
-    If they fit in several others, the longest counts. Times without a start are not compared.
+    If they fit in several others, the longest counts. Times without a start are not compared. Spans
+    as long as their files fit, too: files that were cut out, with the times of the recording.
     """
     first, length, end = (units_per_second(name or time_columns.start) for name in time_columns)
     assumed: Units = (first, length, end)
@@ -682,7 +685,8 @@ def _find_units(
     fitting = [
         units
         for units in dict.fromkeys((assumed, *UNIT_NAMES))
-        if 2 * sum(_fits(*span, units) for span in tried) > len(tried)
+        for min_seconds in [MIN_HEARD_SECONDS if units == assumed else MIN_UNNAMED_SECONDS]
+        if 2 * sum(_fits(*span, units, min_seconds) for span in tried) > len(tried)
     ]
     units = next(iter(fitting), assumed)
     if units != assumed or units == SAMPLES:
@@ -697,14 +701,18 @@ def _find_units(
     return units
 
 
-def _fits(path: str, seconds: float, times: Sequence[str], units: Units) -> bool:
-    """Check whether a span is long enough to hear, and ends about within a file's duration."""
+def _fits(
+    path: str, seconds: float, times: Sequence[str], units: Units, min_seconds: float
+) -> bool:
+    """Check whether a span is long enough, and ends about within its file or is as long."""
     span = _parse_span(path, times, units, "")
     if isinstance(span, Excluded):
         return False
     end = seconds if span.end is None else span.end / MICROSECONDS
+    length = end - span.start / MICROSECONDS
     is_inside = end <= 1.1 * seconds + MAX_ROUNDING_SECONDS
-    return is_inside and end - span.start / MICROSECONDS >= MIN_HEARD_SECONDS
+    is_whole = abs(length - seconds) <= min(MAX_ROUNDING_SECONDS, seconds / 10)
+    return (is_inside or is_whole) and round(length, 6) >= min_seconds
 
 
 def _parse_span(

@@ -272,9 +272,20 @@ TRAILERS = {
     "a block of a disk": STRAY_NOISE[:4096],
     "zeros": bytes(len(STRAY_NOISE)),
     "a tag": b"ID3\4\0\0" + STRAY_NOISE,
+    "padding": b"\xff" * len(STRAY_NOISE),
+    "a tag after zeros": bytes(7) + b"ID3\4\0\0" + STRAY_NOISE,
     "XML": b"<?xml?>" + b"<a/>" * 2000,
+    "XML after line breaks": b"\r\n\n<a>" + b"<a/>" * 2000,
+    "XML after a mark": b"\0\xef\xbb\xbf<!-- -->" + b"<a/>" * 2000,
+    "UTF-16": ("<a/>" * 2000).encode("utf-16"),
+    "JSON": b'\0{\n "a": 1}' + b" " * 5000,
     "a chunk": CHUNK,
     "a chunk that is aligned": b"\0" + CHUNK,
+    "a chunk that is aligned by another byte": b"\1" + CHUNK,
+    "a chunk after zeros": bytes(8) + CHUNK,
+    "a chunk that is cut short": b"\0\0" + CHUNK[:-100],
+    "a chunk of a wrong size": b"id3 \xff\xff\xff\xff" + STRAY_NOISE,
+    "a chunk that is cut in its header": bytes(5000) + b"LIST",
 }
 
 

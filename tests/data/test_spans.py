@@ -131,6 +131,11 @@ def test_times_in_another_unit_than_they_are_named_are_tried_and_said(
         ),
         ("start,end", "10.01,10.04", (10_010_000, 10_040_000), ""),
         ("start,end", "9e9,9e9", None, ""),
+        # a part of a recording, in a file as long as the span; and spans of 0.299 and 0.3 s
+        ("start_ms,end_ms", "2e6,2080400", (2_000_000_000, 2_080_400_000), ""),
+        ("offset,duration", "1250,80", (1_250_000_000, 1_330_000_000), ""),
+        ("start,end", "1250,1549", (1_250_000_000, 1_549_000_000), ""),
+        ("start,end", "1250,1550", (1_250_000, 1_550_000), "read as milliseconds, because"),
     ],
 )
 def test_times_that_fit_in_no_other_unit_are_those_of_their_names(

@@ -269,25 +269,33 @@ def test_labels_of_other_toolkits_are_read_or_refused_by_name(
         settings = {"manifest": dict.fromkeys(SPLITS, tables), "columns": {"text": None}}
         settings |= {"recognizer": None}
         splits = prepare_speech({**read_spec(ROOT / "hparams/vad.yaml").settings, **settings})
-        assert any(f", {column}" in name for name in splits.fingerprints) == (column != "kind")
+        is_read = column != "kind" and not all('"speech":' in label for label in labels)
+        assert any(f", {column}" in name for name in splits.fingerprints) == is_read
         train = splits.train
         return [speech_of(row, RATE).sum() for row in read_rows(train, range(len(train)))]
 
     assert prepare("label", '"speech"', '"background"', "null", '"yes"') == [50, 0, 51, 52]
     assert prepare("Class", '"Speech"', '"NonSpeech"') == [50, 0]
+    no_speech = ("no speech", "no_speech", "No", "sil", "_background_noise_", "noise,music")
+    assert not any(prepare("label", *(f'"{label}"' for label in no_speech)))
+    speech = ("[laughter] hello", "2020-01-01", "1-2 people", "10", "noise, speech")
+    assert all(prepare("label", *(f'"{label}"' for label in speech)))
+    assert prepare("label", '1, "speech": "0.5-1"', '0, "speech": ""') == [25, 0]
     assert prepare("kind", '"noise"', "0") == [50, 51]
     assert caplog.text.count("`label` says which clips have no speech.") == 1
     for label in (
         "0",
         "true",
+        "1.0",
         '"0 0 1 1"',
         "[0, 1, 1]",
         "[[0.1, 1.5]]",
         '[{"start": 1}]',
         '"0-1.5"',
+        '"0-1.5 1.8-2"',
     ):
         with pytest.raises(SbkitError, match="`is_speech` has the label .* in a column `speech`"):
-            prepare("is_speech", label)
+            prepare("is_speech", label, 'null, "speech": "0.5-1"')
 
 
 def test_prepare_speech_labels_loud_windows_near_aligned_words(

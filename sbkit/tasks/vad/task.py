@@ -31,9 +31,16 @@ LABEL_COLUMNS = (
     *("label", "labels", "class", "target", "targets", "is_speech", "vad", "vad_label"),
     *("vad_labels", "vad_segments", "speech_segments", "speech_timestamps", "segments"),
 )
-NO_SPEECH = ("background", "noise", "silence", "music", "nonspeech", "non-speech", "non_speech")
-# What is no word: truth values, frames (0 1 1), and lists or spans of segments
-_OTHER_LABELS = re.compile(r"(?is)true|false|[01]([\s,;]*[01])*|[\[{].*|\d[\d.]*-\d.*")
+NO_SPEECH = {  # without spaces and marks, as in "no_speech" and "_background_noise_"
+    *("nospeech", "nonspeech", "no", "noise", "silence", "sil", "music"),
+    *("background", "backgroundnoise"),
+}
+# What is no word: truth values (pandas writes 1.0 for 1), frames (0 1 1), and lists or spans of
+# segments
+_OTHER_LABELS = re.compile(
+    r"(?is)true|false|[01](\.0)?([\s,;]+[01](\.0)?)*|[\[{]\s*[\d\[{\"'\]}].*"
+    r"|\d[\d.]*-\d[\d.]*([\s,;]+\d[\d.]*-\d[\d.]*)*"
+)
 WORD_MARGIN_SECONDS = 0.1  # around an aligned word
 MAX_EXCESS_SECONDS = 0.5  # of a span beyond its clip
 SPANS_ADVICE = (
@@ -137,7 +144,8 @@ def is_no_speech(column: str, value: object) -> bool:
             f"`{SPEECH}`, or `{column}` has words, such as speech and background. {SPANS_ADVICE} "
             "Rename a column that has other labels."
         )
-    return value.strip().lower() in NO_SPEECH
+    parts = re.split(r"[,;|/+]", value.lower())
+    return {re.sub(r"[\W_]+", "", part) for part in parts} <= NO_SPEECH
 
 
 def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None = None) -> Bools:
