@@ -96,6 +96,16 @@ def test_forked_process_runs_a_bundle_of_the_calling_thread(plain_bundle: Path) 
         expected = bundle.transcribe(clips)
         assert in_fork(lambda: bundle.transcribe(clips)) == expected
         assert torch.get_num_threads() == 2
+
+        def fork_in_thread() -> None:
+            results.append(bundle.transcribe(clips))  # this thread has threads of OpenMP, too
+            results.append(in_fork(lambda: bundle.transcribe(clips)))
+
+        results = list[object]()
+        thread = threading.Thread(target=fork_in_thread)
+        thread.start()
+        thread.join()
+        assert results == [expected, expected]
     finally:
         torch.set_num_threads(before)
 
