@@ -57,6 +57,10 @@ def start_processes(work: str, make_pool: Callable[[], Pool]) -> Pool | None:
                 pool.shutdown(kill_workers=True)
         return None
 
+class _NoThreadError(Exception):
+    """A pool has no thread, and none can be started."""
+
+
 
 class ThreadPool(ThreadPoolExecutor):
     """A pool whose caller does the work itself where no thread can be started."""
@@ -64,7 +68,7 @@ class ThreadPool(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         try:
             return super().submit(fn, *args, **kwargs)
-        except RuntimeError as error:
+        except _NoThreadError as error:
             note_refusal("working without other threads", error)
         future = Future[Any]()
         try:
@@ -72,6 +76,14 @@ class ThreadPool(ThreadPoolExecutor):
         except Exception as error:
             future.set_exception(error)
         return future
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError as error:
+            if not self._threads:  # otherwise, those that were started do the work
+                self._work_queue.get_nowait()
+                raise _NoThreadError(str(error)) from error
+
 
 
 class Restartable(Protocol):
