@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import active_children
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -42,22 +41,22 @@ def start_processes(work: str, make_pool: Callable[[], Pool]) -> Pool | None:
     work: what the caller does without them, such as "decoding texts".
     """
     pool = None
-    children = {*active_children()}
     try:
         pool = make_pool()
         pool.submit(os.getpid).result()
         return pool
     except START_ERRORS as error:
         note_refusal(f"{work} without other processes", error)
-        for process in {*active_children()} - children:
-            if type(process).__module__.startswith("loky.") and process.pid is not None:
-                os.kill(process.pid, signal.SIGKILL)  # it may ignore SIGTERM
         if pool is not None:
             with suppress(RuntimeError):  # the thread that it joins was not started
+            for pid in [*pool._processes]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # it may ignore SIGTERM
                 pool.shutdown(kill_workers=True)
         return None
 
 class _NoThreadError(Exception):
+
     """A pool has no thread, and none can be started."""
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loky import ProcessPoolExecutor
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.workers import start_processes
 from sbkit.decoding import pool as clip_module
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
@@ -43,7 +45,7 @@ from tests.decoding.spoken import (
 from tests.models.test_asr import make_model, sbkit_parts
 from tests.processes import in_fork
 from tests.runs import ROOT
-from tests.shortage import LOKY_REFUSALS, refusing
+from tests.shortage import LOKY_REFUSALS, NO_PROCESS, refusing
 
 STEP = 640  # samples of a frame
 
@@ -328,6 +330,17 @@ def test_clips_are_decoded_without_processes_that_cannot_start(
     assert caplog.text.count("decoding texts without other processes") == 1
     assert {*active_children()} <= children
     pool.close()
+
+
+def test_processes_that_cannot_start_leave_those_of_other_pools() -> None:
+    with ProcessPoolExecutor(1) as other:
+
+        def start_other_and_fail() -> ProcessPoolExecutor:
+            other.submit(os.getpid).result()
+            raise NO_PROCESS
+
+        assert start_processes("decoding texts", start_other_and_fail) is None
+        assert other.submit(os.getppid).result() == os.getpid()
 
 
 @pytest.mark.usefixtures("always_pooled")
