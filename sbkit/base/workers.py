@@ -6,6 +6,7 @@ process has none of them: what holds them starts anew there (`start_anew_in_fork
 """
 
 import logging
+import multiprocessing.process
 import os
 import signal
 import threading
@@ -48,17 +49,16 @@ def start_processes(work: str, make_pool: Callable[[], Pool]) -> Pool | None:
     except START_ERRORS as error:
         note_refusal(f"{work} without other processes", error)
         if pool is not None:
-            with suppress(RuntimeError):  # the thread that it joins was not started
             for pid in [*pool._processes]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)  # it may ignore SIGTERM
+            with suppress(RuntimeError):  # the thread that it joins was not started
                 pool.shutdown(kill_workers=True)
         return None
 
+
 class _NoThreadError(Exception):
-
     """A pool has no thread, and none can be started."""
-
 
 
 class ThreadPool(ThreadPoolExecutor):
@@ -75,6 +75,7 @@ class ThreadPool(ThreadPoolExecutor):
         except Exception as error:
             future.set_exception(error)
         return future
+
     def _adjust_thread_count(self) -> None:
         try:
             super()._adjust_thread_count()
@@ -82,7 +83,6 @@ class ThreadPool(ThreadPoolExecutor):
             if not self._threads:  # otherwise, those that were started do the work
                 self._work_queue.get_nowait()
                 raise _NoThreadError(str(error)) from error
-
 
 
 class Restartable(Protocol):
@@ -101,6 +101,8 @@ def start_anew_in_forks(holder: Restartable) -> None:
 
 
 def _start_all_anew() -> None:
+    # Of multiprocessing, which would join them when this process exits
+    multiprocessing.process._children.clear()  # type: ignore[attr-defined]
     for holder in [*_holders]:
         holder.start_anew()
 

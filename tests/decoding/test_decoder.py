@@ -362,6 +362,7 @@ def test_forked_process_starts_decoding_processes_of_its_own(
 
 NEVER_CLOSED = """
 import builtins
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -369,17 +370,20 @@ from sbkit.decoding import pool as clip_module
 clip_module.MIN_FRAMES_FOR_POOL = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
 pool = builtins.pool = clip_module.DecoderPool(decoder, processes=2)  # outlives this module
-print(len(pool.decode(clips, with_times=False)))
+print(len(pool.decode(clips, with_times=False)), flush=True)
+if os.fork():
+    os.wait()
 """
 
 
 def test_pool_needs_no_main_block_and_need_not_be_closed(
     decoder: ClipDecoder, clips: list[DecoderInput], tmp_path: Path
 ) -> None:
-    (tmp_path / "script.py").write_text(NEVER_CLOSED)
-    (tmp_path / "input.pickle").write_bytes(pickle.dumps((decoder, clips)))
+    files = [tmp_path / "script.py", tmp_path / "input.pickle"]
+    files[0].write_text(NEVER_CLOSED)
+    files[1].write_bytes(pickle.dumps((decoder, clips)))
     process = subprocess.run(
-        [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "input.pickle"],
+        [sys.executable, "-W", "error", "-W", "ignore:This process", *files],  # 3.12: it may hang
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
