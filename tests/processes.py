@@ -55,6 +55,8 @@ def in_fork(work: Callable[[], Result], *, daemon: bool = False) -> Result:
     try:
         assert receiver.poll(60), "It hangs."
         result: Result | Exception = receiver.recv()
+        process.join(60)
+        assert process.exitcode == 0, "It does not end."
     finally:
         process.kill()
         process.join()

@@ -6,6 +6,7 @@ process has none of them: what holds them starts anew there (`start_anew_in_fork
 """
 
 import logging
+import multiprocessing.process
 import os
 import signal
 import threading
@@ -13,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import active_children
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -42,20 +42,23 @@ def start_processes(work: str, make_pool: Callable[[], Pool]) -> Pool | None:
     work: what the caller does without them, such as "decoding texts".
     """
     pool = None
-    children = {*active_children()}
     try:
         pool = make_pool()
         pool.submit(os.getpid).result()
         return pool
     except START_ERRORS as error:
         note_refusal(f"{work} without other processes", error)
-        for process in {*active_children()} - children:
-            if type(process).__module__.startswith("loky.") and process.pid is not None:
-                os.kill(process.pid, signal.SIGKILL)  # it may ignore SIGTERM
         if pool is not None:
+            for pid in [*pool._processes]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # it may ignore SIGTERM
             with suppress(RuntimeError):  # the thread that it joins was not started
                 pool.shutdown(kill_workers=True)
         return None
+
+
+class _NoThreadError(Exception):
+    """A pool has no thread, and none can be started."""
 
 
 class ThreadPool(ThreadPoolExecutor):
@@ -64,7 +67,7 @@ class ThreadPool(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         try:
             return super().submit(fn, *args, **kwargs)
-        except RuntimeError as error:
+        except _NoThreadError as error:
             note_refusal("working without other threads", error)
         future = Future[Any]()
         try:
@@ -72,6 +75,14 @@ class ThreadPool(ThreadPoolExecutor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError as error:
+            if not self._threads:  # otherwise, those that were started do the work
+                self._work_queue.get_nowait()
+                raise _NoThreadError(str(error)) from error
 
 
 class Restartable(Protocol):
@@ -90,6 +101,8 @@ def start_anew_in_forks(holder: Restartable) -> None:
 
 
 def _start_all_anew() -> None:
+    # Of multiprocessing, which would join them when this process exits
+    multiprocessing.process._children.clear()  # type: ignore[attr-defined]
     for holder in [*_holders]:
         holder.start_anew()
 

@@ -12,9 +12,9 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, islice
 from multiprocessing.connection import Listener
 from multiprocessing.process import BaseProcess
@@ -340,8 +340,31 @@ def make_loader(
     )
 
 
+class _WatchedSampler:
+    """Keep the error of a sampler: nothing that was refused to workers has caused it."""
+
+    error: Exception | None = None
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._sampler
+        except Exception as error:
+            self.error = error
+            raise
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
 class _WorkerLoader(DataLoader[Row]):
     """A loader that reads in this process if its workers cannot be started."""
+
+    @cached_property
+    def _index_sampler(self) -> _WatchedSampler:
+        return _WatchedSampler(self.batch_sampler)
 
     def __iter__(self) -> Any:
         if self.num_workers > 0:
@@ -351,6 +374,8 @@ class _WorkerLoader(DataLoader[Row]):
                 Listener().close()  # a socket as each worker has, with a path below TMPDIR
                 return super().__iter__()
             except START_ERRORS as error:
+                if error is self._index_sampler.error:
+                    raise
                 note_refusal("reading batches without workers", error)
                 self.num_workers = 0
                 _end_children({*multiprocessing.active_children()} - children)

@@ -8,11 +8,11 @@ Legend: U frames, V vocabulary.
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice, starmap
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,7 +183,7 @@ class DecoderPool:
     def start_anew(self) -> None:
         if self._executor is not None:
             self._executor = None
-            self._finalizer.detach()  # its processes are the parent's
+            self._finalizer.cancel()  # its processes are the parent's
         self._lock = threading.Lock()
 
     def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[RecognizedClip]:
@@ -217,8 +217,10 @@ class DecoderPool:
                     self._num_frames = 0  # the next attempt is not soon
                 else:
                     # A program may never close the pool, and loky's own exit handler then raises.
-                    shut_down = self._executor.shutdown
-                    self._finalizer = weakref.finalize(self, shut_down, kill_workers=True)
+                    # A process of multiprocessing calls no others, but waits for its children.
+                    self._finalizer = Finalize(
+                        self, self._executor.shutdown, kwargs={"kill_workers": True}, exitpriority=0
+                    )
             return self._executor
 
     def _make_executor(self) -> "ProcessPoolExecutor":

@@ -78,7 +78,7 @@ class TorchModel(nn.ModuleList):
         parts: all modules that the network calls.
         """
         super().__init__(network.model)
-        self._thread = threading.get_ident()
+        self._threads = set[int]()  # those that ran the model, and so have threads of OpenMP
         start_anew_in_forks(self)
         self.network = network
         self._stream = streaming_network(network)
@@ -94,8 +94,14 @@ class TorchModel(nn.ModuleList):
         )
 
     def start_anew(self) -> None:
-        if threading.get_ident() == self._thread:  # it would wait for OpenMP's threads forever
+        if threading.get_ident() in self._threads:  # it would wait for OpenMP's threads forever
             torch.set_num_threads(1)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._threads.add(threading.get_ident())
+        with torch.inference_mode(), self._placement.autocast():
+            yield
 
     @classmethod
     def load(
@@ -137,9 +143,8 @@ class TorchModel(nn.ModuleList):
     def samples_per_frame(self) -> int:
         return int(self.network.samples_per_frame)
 
-    @torch.inference_mode()
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        with self._placement.autocast():
+        with self._running():
             states, frames = self.network.encode(*self._batch_of(clips))
             log_probs: Tensor = self.network.ctc_log_probs(states).cpu()
         rows = zip(log_probs, states, frames.tolist(), strict=True)
@@ -171,7 +176,6 @@ class TorchModel(nn.ModuleList):
         assert self._stream is not None
         return self._stream.start()
 
-    @torch.inference_mode()
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[NetworkState]
     ) -> list[tuple[LogProbs, NetworkState]]:
@@ -179,18 +183,20 @@ class TorchModel(nn.ModuleList):
         state = type(states[0]).stack(states)
         samples = max(self._stream.chunk_samples, *map(len, chunks))
         batch = self._to_device(*pad_clips(chunks, samples))
-        with self._placement.autocast():
+        with self._running():
             log_probs, frames, after = self._stream.forward_chunk(*batch, state)
         rows = zip(log_probs.cpu(), frames.tolist(), after.rows(), strict=True)
         return [(row[:count].numpy(), row_state) for row, count, row_state in rows]
 
     @torch.inference_mode()
     def score_texts(self, states: Tensor, texts: Int64s) -> Float64s:
+        self._threads.add(threading.get_ident())
         scores: Float64s = self.network.score_texts(states, texts)
         return scores
 
     @torch.inference_mode()
     def generate(self, states: Tensor) -> list[int]:
+        self._threads.add(threading.get_ident())
         (tokens,) = self.network.generate(states.unsqueeze(0), torch.tensor([len(states)]))
         return [*tokens]
 
@@ -198,10 +204,9 @@ class TorchModel(nn.ModuleList):
         """Return the predictions of the task's model for clips (S,) in one batch."""
         return self.call("predict", *self._batch_of(clips))
 
-    @torch.inference_mode()
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the network, on tensors of its device."""
-        with self._placement.autocast():
+        with self._running():
             return getattr(self.network, method)(*arguments, **options)
 
     @property

@@ -219,6 +219,22 @@ def test_batches_are_read_without_workers_that_cannot_start(
             assert not worker.is_alive()
 
 
+def test_error_of_a_sampler_is_no_refusal_of_workers(
+    store: datasets.Dataset, tokenizer: Tokenizer
+) -> None:
+    options: Any = {"collate": TextCollate(tokenizer), "num_workers": 1, "pin_memory": False}
+    sampler = EvalSampler(samples=SAMPLES, batch_seconds=2.0, sample_rate=16_000)
+    loader = make_loader(store, sampler=sampler, **options)
+    gone = OSError("the store is gone")
+    with (
+        refusing("sbkit.data.sampler.Plan.__getitem__", gone),
+        pytest.raises(OSError, match="the store is gone"),
+    ):
+        iter(loader)
+    assert loader.num_workers == 1
+    assert len([*loader]) == len(loader)
+
+
 def test_features_of_a_large_training_set_are_measured_on_drawn_clips(
     store: datasets.Dataset, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loky import ProcessPoolExecutor
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.workers import start_processes
 from sbkit.decoding import pool as clip_module
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
@@ -43,7 +45,7 @@ from tests.decoding.spoken import (
 from tests.models.test_asr import make_model, sbkit_parts
 from tests.processes import in_fork
 from tests.runs import ROOT
-from tests.shortage import LOKY_REFUSALS, refusing
+from tests.shortage import LOKY_REFUSALS, NO_PROCESS, refusing
 
 STEP = 640  # samples of a frame
 
@@ -330,6 +332,17 @@ def test_clips_are_decoded_without_processes_that_cannot_start(
     pool.close()
 
 
+def test_processes_that_cannot_start_leave_those_of_other_pools() -> None:
+    with ProcessPoolExecutor(1) as other:
+
+        def start_other_and_fail() -> ProcessPoolExecutor:
+            other.submit(os.getpid).result()
+            raise NO_PROCESS
+
+        assert start_processes("decoding texts", start_other_and_fail) is None
+        assert other.submit(os.getppid).result() == os.getpid()
+
+
 @pytest.mark.usefixtures("always_pooled")
 def test_forked_process_starts_decoding_processes_of_its_own(
     decoder: ClipDecoder, clips: list[DecoderInput]
@@ -349,6 +362,7 @@ def test_forked_process_starts_decoding_processes_of_its_own(
 
 NEVER_CLOSED = """
 import builtins
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -356,17 +370,20 @@ from sbkit.decoding import pool as clip_module
 clip_module.MIN_FRAMES_FOR_POOL = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
 pool = builtins.pool = clip_module.DecoderPool(decoder, processes=2)  # outlives this module
-print(len(pool.decode(clips, with_times=False)))
+print(len(pool.decode(clips, with_times=False)), flush=True)
+if os.fork():
+    os.wait()
 """
 
 
 def test_pool_needs_no_main_block_and_need_not_be_closed(
     decoder: ClipDecoder, clips: list[DecoderInput], tmp_path: Path
 ) -> None:
-    (tmp_path / "script.py").write_text(NEVER_CLOSED)
-    (tmp_path / "input.pickle").write_bytes(pickle.dumps((decoder, clips)))
+    files = [tmp_path / "script.py", tmp_path / "input.pickle"]
+    files[0].write_text(NEVER_CLOSED)
+    files[1].write_bytes(pickle.dumps((decoder, clips)))
     process = subprocess.run(
-        [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "input.pickle"],
+        [sys.executable, "-W", "error", "-W", "ignore:This process", *files],  # 3.12: it may hang
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

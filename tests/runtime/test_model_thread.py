@@ -15,6 +15,7 @@ import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import DeviceError, SbkitError
+from sbkit.base.workers import ThreadPool
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread, run_batches
@@ -95,6 +96,16 @@ def test_forked_process_runs_a_bundle_of_the_calling_thread(plain_bundle: Path) 
         torch.set_num_threads(2)
         expected = bundle.transcribe(clips)
         assert in_fork(lambda: bundle.transcribe(clips)) == expected
+
+        def fork_in_thread() -> None:
+            results.append(bundle.transcribe(clips))  # this thread has threads of OpenMP, too
+            results.append(in_fork(lambda: bundle.transcribe(clips)))
+
+        results = list[object]()
+        thread = threading.Thread(target=fork_in_thread)
+        thread.start()
+        thread.join()
+        assert results == [expected, expected]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -122,6 +133,17 @@ def test_batches_run_in_the_calling_thread_if_no_other_starts() -> None:
             run_batches(lambda _: [Encoded(np.zeros(1 // 0))], [[], []], threads=2)
     assert (len(one), len(two)) == (1, 2)
     assert {*idents} == {threading.get_ident()}
+    with refusing("threading.Thread.start", NO_THREAD, after=1):
+        assert len(run_batches(encode, [noise(0.1)] * 4, threads=2)) == 4
+    assert len(idents) == 2 + 4  # each batch ran once
+    assert threading.get_ident() not in idents[2:]
+
+
+def test_closed_pool_of_threads_runs_nothing() -> None:
+    pool = ThreadPool(1)
+    pool.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(print)
 
 
 def test_run_batches_runs_two_in_parallel_and_keeps_their_order() -> None:
