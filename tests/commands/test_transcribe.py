@@ -347,6 +347,24 @@ def test_result_stays_with_its_recording_where_that_was_moved(
     assert "out/a.txt was edited" in capsys.readouterr().err
 
 
+def test_recording_that_was_overwritten_meanwhile_is_transcribed_where_it_is_moved(
+    talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    to_text = commands._to_text
+
+    def overwrite(*arguments: Any) -> str:
+        shutil.copy("talks/b.flac", "talks/a.wav")
+        return to_text(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commands, "_to_text", overwrite)
+        assert run(["transcribe", "model", "talks/a.wav", "--out", "out"]) == 0
+    Path("talks/a.wav").rename("new.wav")
+    assert run(["transcribe", "model", "new.wav", "--out", "out"]) == 0
+    assert "To transcribe: 1 new\n" in capsys.readouterr().err
+    assert Path("out/new.txt").read_text() == "the dog\n"
+
+
 def test_commands_with_one_folder_of_results_lose_nothing(
     talks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,6 +290,8 @@ def write_result(options: Namespace, entry: Entry, text: str) -> None:
     """
     file = options.out / entry.result
     digest = _digest(entry.recording)
+    if [*size_and_mtime(entry.recording)] != entry.made_from["recording"]:
+        digest = ""  # other bytes lie there now than when the result was planned
     with task_lock(options.out, RECORD, wait=True):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
