@@ -143,6 +143,11 @@ def test_subtitles_are_utterances_with_lines(talk: Talk) -> None:
         assert [row["text"] for row in talk.segment(content, "--lines")] == list(SENTENCES)
 
 
+def test_text_between_angle_brackets_is_no_style() -> None:
+    (text,) = read_cues("00:01.0 --> 00:02.0\n<c.b>if a < 5</c> <00:01.5>and b > 3\n")
+    assert text == "if a < 5 and b > 3"
+
+
 def test_last_line_of_digits_is_text_if_subtitles_have_no_numbers() -> None:
     cue = "00:00:01,000 --> 00:00:02,000\n42\n"
     assert read_cues(2 * cue) == ["42", "42"]

@@ -24,7 +24,9 @@ MAX_PAUSE_SECONDS = 1.0  # between two words of a subtitle
 _TIMES = re.compile(  # with a group if they begin the line, as those of a subtitle do
     r"(^[ \t\d:]*)?\d:\d+(?:[ \t]*[.,:][ \t]*\d+)?[ \t]*-->[ \t]*\d+:\d"
 )
-_STYLE = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")  # <i>, <v Ann>, <00:01.500>, {\an8}
+_STYLE = re.compile(  # <i>, <v Ann>, <00:01.500>, {\an8}
+    r"</?[a-zA-Z][^<>]*>|<[\d:.]+>|\{\\[^{}]*\}"
+)
 
 
 @dataclass(frozen=True)
