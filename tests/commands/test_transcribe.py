@@ -347,6 +347,25 @@ def test_result_stays_with_its_recording_where_that_was_moved(
     assert "out/a.txt was edited" in capsys.readouterr().err
 
 
+def test_name_without_a_result_is_free_once_its_recording_is_gone(talks: Path) -> None:
+    for folder in ("day1", "day2", "day3"):
+        Path(folder).mkdir()
+        Path(folder, "talk.wav").write_text("no audio")
+    command = ["transcribe", "model", "--out", "out"]
+    assert run([*command, "day1"]) == PARTLY_DONE
+    shutil.copy("talks/a.wav", "day2/talk.wav")
+    assert run([*command, "day2"]) == 0
+    assert results(talks / "out") == ["talk.wav.txt"]  # day1 may be repaired
+    shutil.rmtree("day1")
+    shutil.copy("talks/b.flac", "day3/talk.wav")
+    assert run([*command, "day3"]) == 0
+    shutil.rmtree("day2")  # the name of a result that is there is never free
+    shutil.copytree("day3", "day4")
+    assert run([*command, "day4"]) == 0
+    assert results(talks / "out") == ["talk.txt", "talk.wav.2.txt", "talk.wav.txt"]
+    assert (talks / "out/talk.txt").read_text() == "the dog\n"
+
+
 def test_recording_that_was_overwritten_meanwhile_is_transcribed_where_it_is_moved(
     talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

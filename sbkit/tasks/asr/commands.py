@@ -199,6 +199,7 @@ def plan_results(
         moved = _find_moved(paths.values(), entries, suffix)
         entries += moved
         given = {paths[file]: name for file, name in recordings.items()}
+        entries = [entry for entry in entries if not _is_orphan(entry, given, options.out)]
         names = assign_names(given, entries, suffix)
         latest = {entry.result: entry for entry in entries}
         reserved = [replace(NO_ENTRY, result=names[path], recording=path) for path in given]
@@ -239,6 +240,13 @@ def _read_record(folder: Path) -> list[Entry]:
             with suppress(ValueError):  # it is damaged
                 entries.append(from_plain(Entry, json.loads(line)))
     return sorted(entries, key=lambda entry: entry.version[1:])
+
+
+def _is_orphan(entry: Entry, given: Iterable[str], folder: Path) -> bool:
+    """Return whether a name is kept for a recording that is gone, and has never been written."""
+    files = (Path(entry.recording), folder / entry.result)
+    is_kept = entry.version != NO_ENTRY.version or entry.recording in given
+    return not is_kept and not any(map(os.path.lexists, files))
 
 
 def _find_moved(recordings: Iterable[str], entries: Iterable[Entry], suffix: str) -> list[Entry]:
