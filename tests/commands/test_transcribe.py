@@ -320,9 +320,13 @@ def test_second_run_does_what_is_missing(
 
 
 def test_result_stays_with_its_recording_where_that_was_moved(
-    talks: Path, capsys: Captured
+    talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
+    digest = Mock(side_effect=commands._digest)
+    monkeypatch.setattr(commands, "_digest", digest)
+
     def due(folder: str, *options: str) -> str:
+        digest.reset_mock()
         assert run(["transcribe", "model", folder, "--out", "out", *options]) == 0
         return capsys.readouterr().err.partition("To transcribe: ")[2].splitlines()[0]
 
@@ -331,10 +335,12 @@ def test_result_stays_with_its_recording_where_that_was_moved(
     Path("talks").rename("usb")
     os.utime("usb/a.wav", (1, 1))
     Path("link").symlink_to("usb")
-    assert [due("usb"), due("link"), due("usb"), due("usb")] == 4 * ["none"]
+    assert due("usb") == "none"
+    assert [due("link"), due("usb"), due("usb"), digest.mock_calls] == [*3 * ["none"], []]
     assert results(talks / "out") == sorted([*ALL_RESULTS, "e.txt"])
     shutil.copytree("usb", "talks")
     assert due("talks") == "4 new"
+    assert digest.call_count == 4  # of the results: no recording is gone
     content = bytearray(Path("usb/a.wav").read_bytes())
     content[-1] ^= 1
     shutil.rmtree("usb")
