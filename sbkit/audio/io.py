@@ -201,15 +201,16 @@ def stream_audio(
 def _blocks(audio: Path | str | BinaryIO, options: ReadOptions) -> Iterator[Block]:
     name = str(Path(audio)) if isinstance(audio, Path | str) else getattr(audio, "name", None)
     name = name if isinstance(name, str) else "the file"  # a temporary file is named by a number
-    if isinstance(audio, Path | str) and not Path(audio).is_file():
-        raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
+        if isinstance(audio, Path | str) and not Path(audio).is_file():
+            raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
         with _open(audio) as file:
             for block in decode.decode(file, name, options):
                 options.downmixer.rate = block.rate
                 yield block
     except (OSError, MemoryError) as error:
-        raise AudioError("unreachable", f"{name} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise AudioError("unreachable", f"{name} cannot be read: {reason}") from error
     except decode.file_errors() as error:
         raise decode.not_audio(name) from error
 
@@ -372,8 +373,8 @@ def file_or_array(audio: Any, sample_rate: float | None = None) -> tuple[Any, in
         keys = [key for key in ("array", "raw") if audio.get(key) is not None]
         if keys:
             audio = (audio[keys[0]], audio.get("sampling_rate", sample_rate))
-        elif (file := audio.get("bytes") or audio.get("path")) is not None:
-            audio = file
+        elif files := [file for key in ("bytes", "path") if _is_given(file := audio.get(key))]:
+            audio = files[0]
         else:
             names = ", ".join(map(str, audio)) or "nothing"
             expected = "`array`, `raw`, `bytes` or `path`"
@@ -395,7 +396,8 @@ def file_or_array(audio: Any, sample_rate: float | None = None) -> tuple[Any, in
 def path_or_file(audio: Any) -> str | BinaryIO | None:
     """Return the path or the open file that audio is given as; None if it is neither.
 
-    Any buffer of single bytes is the content of a file.
+    Any buffer of single bytes is the content of a file. Raises AudioError if a file is closed, or
+    is open for reading text.
     """
     if isinstance(audio, str | PathLike):
         return os.fsdecode(audio)
@@ -407,14 +409,30 @@ def path_or_file(audio: Any) -> str | BinaryIO | None:
         audio = getattr(audio, "file", None)
     if not hasattr(audio, "read"):
         return None
-    return cast("BinaryIO", audio if hasattr(audio, "seekable") else Pipe(audio.read))
+    if hasattr(audio, "encoding"):
+        fault = f"{audio} is open for reading text. Open it in mode rb."
+        raise AudioError("not audio", fault)
+    if getattr(audio, "closed", False) is True:
+        raise AudioError("unreachable", f"{audio} is closed. Pass an open file, or its path.")
+    with suppress(AttributeError, TypeError):  # a file may only seem to tell, as in a piped TAR
+        if audio.seekable() or isinstance(audio, io.IOBase):
+            return cast("BinaryIO", audio)
+    return cast("BinaryIO", Pipe(audio.read))
+
+
+def _is_given(value: Any) -> bool:
+    """Return whether a value of a mapping is there, and is no empty buffer or path."""
+    return value is not None and (not hasattr(value, "__len__") or len(value) > 0)
 
 
 class Pipe(io.RawIOBase):
     """A file that can only be read on, by a function that returns the next bytes."""
 
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self.read = read  # type: ignore[method-assign, assignment]
+    def __init__(self, read: Callable[[int], bytes | bytearray]) -> None:
+        self._read = read
+
+    def read(self, size: int = -1, /) -> bytes:
+        return bytes(self._read(size))
 
     def readable(self) -> bool:
         return True

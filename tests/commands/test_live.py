@@ -89,14 +89,18 @@ def test_live_reads_stdin(talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
     endless = bytearray(header.getvalue())
     assert endless[36:40] == b"data"
     endless[4:8] = (36).to_bytes(4, "little")
-    endless[40:44] = bytes(4)  # a writer of a stream does not know the length
+    # A writer of a stream does not know the length.
+    endless_wavs = [
+        bytes(endless[:40]) + size.to_bytes(4, "little") + bytes(endless[44:])
+        for size in (0, 0x7FFFF000, 0xFFFFFFFF)
+    ]
     extensible = io.BytesIO()
     soundfile.write(extensible, np.stack([twice] * 2, 1), 2 * RATE, format="WAVEX")
     for options, content in (
         (["--raw-rate", RATE], samples.astype("<i2").tobytes() + b"\0"),
         (["--raw-rate", 2 * RATE], twice.astype("<i2").tobytes()),
         ([], header.getvalue()),
-        ([], bytes(endless)),
+        *(([], content) for content in endless_wavs),
         ([], extensible.getvalue() + b"LIST\4\0\0\0JUNK"),  # which is no sound
         ([], talk.read_bytes()),  # of any other format
     ):
@@ -105,13 +109,16 @@ def test_live_reads_stdin(talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
         assert capsys.readouterr().out == "the dog\na quick fox\n"
     piped(monkeypatch, samples.tobytes())
     assert len(next(iter(audio_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
-    for content in (
-        wav_of("PCM_24", "WAV"),
-        wav_of("FLOAT", "WAVEX"),
-        wav_of("PCM_U8", "WAV")[:20],
+    has_16_bits, ends = "must have 16 bits", "ends in its header"
+    for content, says in (
+        (wav_of("PCM_24", "WAV"), has_16_bits),
+        (wav_of("FLOAT", "WAVEX"), has_16_bits),
+        (wav_of("PCM_U8", "WAV")[:20], ends),
+        (endless_wavs[0][:42], ends),
+        (endless_wavs[0][:36] + b"JUNK" + 4 * b"\xff" + endless_wavs[0][36:], ends),
     ):
         piped(monkeypatch, content)
-        with pytest.raises(SbkitError, match="WAV on standard input must have 16 bits"):
+        with pytest.raises(SbkitError, match=f"WAV on standard input {says}"):
             live("-")
 
 

@@ -1,6 +1,7 @@
 """`sbkit segment`: utterances of a long recording, with text that is missing, added or wrong."""
 
 import csv
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -18,7 +19,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.decoding import long_alignment
 from sbkit.decoding.long_alignment import align_utterances
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.tasks.asr.subtitles import to_srt, to_vtt
+from sbkit.tasks.asr.subtitles import read_cues, to_srt, to_vtt
 from sbkit.text.recognized_word import Word
 from sbkit.text.vocabulary import Vocabulary
 from tests.runtime.tones import LOWEST, RATE, silence, speak, tone_bundle
@@ -118,9 +119,18 @@ VTT += (
     "<v Ann>The quick <00:01.000>fox. A lazy\n\n0:00:02.000 --> 0:00:04.000\ndog!&nbsp;Over\nthe "
 )
 VTT += "lazy\n\n00:04.000 --> 00:05.000\n\n00:05.000 --> 00:08.000\ndog. A brown fox jumps.\n"
+SUBTITLES = [
+    *(SRT, VTT, f"\ufeff{VTT}".replace("\n", "\r\n")),
+    re.sub(",[05]00", "", SRT),
+    re.sub(",([05]00)", r":\1", SRT),
+    re.sub(",([05]00)", r" , \1", SRT),
+    SRT.replace("\r\n", "\r"),
+    SRT.replace("\r\n", "\r\n\r\n"),
+    SRT.replace("fox.</i>", "\r\n\r\nfox.</i>"),  # an empty line within a subtitle
+]
 
 
-@pytest.mark.parametrize("subtitles", [SRT, VTT, f"\ufeff{VTT}".replace("\n", "\r\n")])
+@pytest.mark.parametrize("subtitles", SUBTITLES)
 def test_transcript_may_be_subtitles(talk: Talk, subtitles: str) -> None:
     rows = talk.segment(subtitles)
     assert [row["text"] for row in rows] == list(SENTENCES)
@@ -131,6 +141,17 @@ def test_subtitles_are_utterances_with_lines(talk: Talk) -> None:
     words = [Word(word, 9.0 * index, 9.0 * index + 1) for index, word in enumerate(SENTENCES)]
     for content in (to_srt(words), to_vtt(words)):
         assert [row["text"] for row in talk.segment(content, "--lines")] == list(SENTENCES)
+
+
+def test_text_between_angle_brackets_is_no_style() -> None:
+    (text,) = read_cues("00:01.0 --> 00:02.0\n<c.b>if a < 5</c> <00:01.5>and b > 3\n")
+    assert text == "if a < 5 and b > 3"
+
+
+def test_last_line_of_digits_is_text_if_subtitles_have_no_numbers() -> None:
+    cue = "00:00:01,000 --> 00:00:02,000\n42\n"
+    assert read_cues(2 * cue) == ["42", "42"]
+    assert read_cues(f"1\n{cue}2\n{cue}") == ["42", "42"]
 
 
 def test_one_letter_needs_pauses_around_it(talk: Talk) -> None:
@@ -166,6 +187,8 @@ def test_wrong_texts_are_refused(talk: Talk) -> None:
     for content, message in (
         (b"Jaqzyx vkwp!\n", r"None of 1 sentence of talk.txt is heard in .*talk.wav"),
         (b"...\n", "talk.txt has no words"),
+        (b"WEBVTT\n\n00:01.000 --> 00:02.000\n\nfox", "talk.txt looks like subtitles, but none"),
+        (b"[00:01.000 --> 00:02.000]  A fox\n", "talk.txt looks like subtitles, but none"),
         ("dé".encode("latin-1"), r"A transcript \(talk.txt\) must be UTF-8"),
     ):
         Path("talk.txt").write_bytes(content)

@@ -320,9 +320,13 @@ def test_second_run_does_what_is_missing(
 
 
 def test_result_stays_with_its_recording_where_that_was_moved(
-    talks: Path, capsys: Captured
+    talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
+    digest = Mock(side_effect=commands._digest)
+    monkeypatch.setattr(commands, "_digest", digest)
+
     def due(folder: str, *options: str) -> str:
+        digest.reset_mock()
         assert run(["transcribe", "model", folder, "--out", "out", *options]) == 0
         return capsys.readouterr().err.partition("To transcribe: ")[2].splitlines()[0]
 
@@ -331,10 +335,12 @@ def test_result_stays_with_its_recording_where_that_was_moved(
     Path("talks").rename("usb")
     os.utime("usb/a.wav", (1, 1))
     Path("link").symlink_to("usb")
-    assert [due("usb"), due("link"), due("usb"), due("usb")] == 4 * ["none"]
+    assert due("usb") == "none"
+    assert [due("link"), due("usb"), due("usb"), digest.mock_calls] == [*3 * ["none"], []]
     assert results(talks / "out") == sorted([*ALL_RESULTS, "e.txt"])
     shutil.copytree("usb", "talks")
     assert due("talks") == "4 new"
+    assert digest.call_count == 4  # of the results: no recording is gone
     content = bytearray(Path("usb/a.wav").read_bytes())
     content[-1] ^= 1
     shutil.rmtree("usb")
@@ -345,6 +351,43 @@ def test_result_stays_with_its_recording_where_that_was_moved(
     (talks / "out/a.txt").write_text("A fox.")
     assert run(["transcribe", "model", "new/b.wav", "--out", "out"]) == PARTLY_DONE
     assert "out/a.txt was edited" in capsys.readouterr().err
+
+
+def test_name_without_a_result_is_free_once_its_recording_is_gone(talks: Path) -> None:
+    for folder in ("day1", "day2", "day3"):
+        Path(folder).mkdir()
+        Path(folder, "talk.wav").write_text("no audio")
+    command = ["transcribe", "model", "--out", "out"]
+    assert run([*command, "day1"]) == PARTLY_DONE
+    shutil.copy("talks/a.wav", "day2/talk.wav")
+    assert run([*command, "day2"]) == 0
+    assert results(talks / "out") == ["talk.wav.txt"]  # day1 may be repaired
+    shutil.rmtree("day1")
+    shutil.copy("talks/b.flac", "day3/talk.wav")
+    assert run([*command, "day3"]) == 0
+    shutil.rmtree("day2")  # the name of a result that is there is never free
+    shutil.copytree("day3", "day4")
+    assert run([*command, "day4"]) == 0
+    assert results(talks / "out") == ["talk.txt", "talk.wav.2.txt", "talk.wav.txt"]
+    assert (talks / "out/talk.txt").read_text() == "the dog\n"
+
+
+def test_recording_that_was_overwritten_meanwhile_is_transcribed_where_it_is_moved(
+    talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    to_text = commands._to_text
+
+    def overwrite(*arguments: Any) -> str:
+        shutil.copy("talks/b.flac", "talks/a.wav")
+        return to_text(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commands, "_to_text", overwrite)
+        assert run(["transcribe", "model", "talks/a.wav", "--out", "out"]) == 0
+    Path("talks/a.wav").rename("new.wav")
+    assert run(["transcribe", "model", "new.wav", "--out", "out"]) == 0
+    assert "To transcribe: 1 new\n" in capsys.readouterr().err
+    assert Path("out/new.txt").read_text() == "the dog\n"
 
 
 def test_commands_with_one_folder_of_results_lose_nothing(

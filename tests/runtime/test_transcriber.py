@@ -1,12 +1,13 @@
 """Long audio has the text of its sentences, and a bad file does not stop the others."""
 
 import os
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -54,6 +55,28 @@ class Upload:
         return getattr(self._content, name)
 
 
+class OnlyRead:
+    """A file that cannot be read twice, and that has a buffer of its own."""
+
+    def __init__(self, file: Path) -> None:
+        self._content = BytesIO(file.read_bytes())
+
+    def read(self, size: int = -1) -> bytearray:
+        return bytearray(self._content.read(size))
+
+    def seekable(self) -> bool:
+        return False
+
+
+def in_piped_tar(file: Path) -> Any:
+    content = BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        tar.add(file)
+    content.seek(0)
+    with tarfile.open(fileobj=content, mode="r|") as tar:  # which need not stay open
+        return tar.extractfile(cast("tarfile.TarInfo", tar.next()))
+
+
 # A clip of samples or its file, in the forms of the libraries that people read audio with.
 SOURCES: Mapping[str, Callable[[Samples, Path], Any]] = {
     "path": lambda clip, file: file,
@@ -72,6 +95,8 @@ SOURCES: Mapping[str, Callable[[Samples, Path], Any]] = {
     "array of datasets": lambda clip, file: {"array": clip, "sampling_rate": RATE, "path": None},
     "raw of transformers": lambda clip, file: {"raw": clip / 32768, "sampling_rate": RATE},
     "bytes of datasets": lambda clip, file: {"bytes": file.read_bytes(), "path": "fox.wav"},
+    "bytes of NumPy of datasets": lambda clip, file: {"bytes": np.fromfile(file, np.uint8)},
+    "no bytes of datasets": lambda clip, file: {"bytes": b"", "path": str(file)},
     "path of datasets": lambda clip, file: {"bytes": None, "path": str(file)},
     "AudioDecoder of torchcodec": lambda clip, file: SimpleNamespace(
         get_all_samples=lambda: SimpleNamespace(data=torch.from_numpy(clip)[None], sample_rate=RATE)
@@ -273,6 +298,20 @@ def test_transcriber_refuses_arrays_that_are_no_audio(tmp_path: Path) -> None:
     for array, rate, says in cases:
         with pytest.raises(SbkitError, match=says):
             transcriber.transcribe(array, rate)
+
+
+def test_input_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    soundfile.write(file := tmp_path / "fox.wav", spoken := speak(tokenizer, "a fox"), RATE)
+    closed = file.open("rb")
+    closed.close()
+    with file.open(encoding="latin-1") as text:
+        bad = [text, StringIO("a fox"), closed, "x" * 300]
+        pipes = [OnlyRead(file), in_piped_tar(file)]
+        first, *errors, third, last = transcriber.stream([spoken, *bad, *pipes], RATE)
+    says = ["reading text. Open it in mode rb", "Open it in mode rb", "is closed", "too long"]
+    assert [part in str(error) for part, error in zip(says, errors, strict=True)] == 4 * [True]
+    assert [str(first), str(third), str(last)] == 3 * ["a fox"]
 
 
 def test_bundle_takes_arrays_of_any_layout(tmp_path: Path) -> None:

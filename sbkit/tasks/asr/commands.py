@@ -199,6 +199,7 @@ def plan_results(
         moved = _find_moved(paths.values(), entries, suffix)
         entries += moved
         given = {paths[file]: name for file, name in recordings.items()}
+        entries = [entry for entry in entries if not _is_orphan(entry, given, options.out)]
         names = assign_names(given, entries, suffix)
         latest = {entry.result: entry for entry in entries}
         reserved = [replace(NO_ENTRY, result=names[path], recording=path) for path in given]
@@ -241,39 +242,49 @@ def _read_record(folder: Path) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.version[1:])
 
 
+def _is_orphan(entry: Entry, given: Iterable[str], folder: Path) -> bool:
+    """Return whether a name is kept for a recording that is gone, and has never been written."""
+    files = (Path(entry.recording), folder / entry.result)
+    is_kept = entry.version != NO_ENTRY.version or entry.recording in given
+    return not is_kept and not any(map(os.path.lexists, files))
+
+
 def _find_moved(recordings: Iterable[str], entries: Iterable[Entry], suffix: str) -> list[Entry]:
     """Return the entries of recordings that were moved or are linked, with their new paths.
 
-    Such a recording has the bytes of an entry's recording, whose path now leads to no file, or to
-    the same one. A copy is another recording.
+    Such a recording is the file of an entry's recording at another path, or has the bytes of one
+    that is gone. A copy is another recording.
     """
     given = {*recordings}
     owners = {entry.result: entry for entry in entries if entry.result.endswith(suffix)}
     known = {entry.recording for entry in owners.values()}
     sizes: set[int] = set()
-    by_digest: dict[str, list[Entry]] = {}
+    sources: dict[object, list[Entry]] = {}  # by the digests of those that are gone, or by files
     for entry in owners.values():
         if entry.digest and entry.recording not in given:
-            sizes.add(entry.made_from["recording"][0])
-            by_digest.setdefault(entry.digest, []).append(entry)
+            file = _device_and_inode(entry.recording)
+            if file is None:
+                sizes.add(entry.made_from["recording"][0])
+            sources.setdefault(file or entry.digest, []).append(entry)
     moved: list[Entry] = []
     for path in sorted(given - known):
+        if linked := sources.get(_device_and_inode(path)):
+            moved.append(replace(linked.pop(0), recording=path))
+            continue
         version = size_and_mtime(path)
-        same_bytes = by_digest.get(_digest(path), []) if version[0] in sizes else []
-        for entry in same_bytes:
-            if not _leads_elsewhere(entry.recording, path):
-                same_bytes.remove(entry)
-                made_from = {**entry.made_from, "recording": [*version]}
-                moved.append(replace(entry, recording=path, made_from=made_from))
-                break
+        same_bytes = sources.get(_digest(path)) if version[0] in sizes else None
+        if same_bytes:
+            entry = same_bytes.pop(0)
+            made_from = {**entry.made_from, "recording": [*version]}
+            moved.append(replace(entry, recording=path, made_from=made_from))
     return moved
 
 
-def _leads_elsewhere(path: str, recording: str) -> bool:
-    try:
-        return not Path(path).samefile(recording)
-    except OSError:  # it is gone
-        return False
+def _device_and_inode(path: str) -> tuple[int, int] | None:
+    with suppress(OSError):  # it is gone
+        status = Path(path).stat()
+        return status.st_dev, status.st_ino
+    return None
 
 
 def _digest(recording: str) -> str:
@@ -290,6 +301,8 @@ def write_result(options: Namespace, entry: Entry, text: str) -> None:
     """
     file = options.out / entry.result
     digest = _digest(entry.recording)
+    if [*size_and_mtime(entry.recording)] != entry.made_from["recording"]:
+        digest = ""  # other bytes lie there now than when the result was planned
     with task_lock(options.out, RECORD, wait=True):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

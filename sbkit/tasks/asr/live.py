@@ -41,6 +41,7 @@ from sbkit.tasks.vad.predict import open_detector
 MICROPHONE = "mic"
 LIVE_BLOCK_SECONDS = 0.1
 EXTENSIBLE = 0xFFFE  # the format of a WAV that has its format in an extension of the header
+MIN_UNKNOWN_BYTES = 0x7FFF_F000  # SoX declares so many in a pipe, arecord and FFmpeg more
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 
 
@@ -163,8 +164,12 @@ def _read_wav(content: BinaryIO) -> tuple[int, Iterator[Block]]:
     form = b""
     while (chunk := content.read(8))[:4] != b"data" and len(chunk) == 8:
         size = int.from_bytes(chunk[4:], "little")
+        if size >= MIN_UNKNOWN_BYTES:  # all of the input
+            break
         body = content.read(size + size % 2)
         form = body if chunk[:4] == b"fmt " else form
+    if chunk[:4] != b"data" or len(chunk) < 8:
+        raise DataError("The WAV on standard input ends in its header.")
     kind, channels, rate, bits = struct.unpack_from("<HHI6xH", form.ljust(16, b"\0"))
     if kind == EXTENSIBLE:
         kind = int.from_bytes(form[24:26], "little")
@@ -173,9 +178,11 @@ def _read_wav(content: BinaryIO) -> tuple[int, Iterator[Block]]:
             "A WAV on standard input must have 16 bits. Convert it: ffmpeg -i ... -f s16le -ac 1 "
             "-ar 16000 - | sbkit transcribe ... - --live --raw-rate 16000"
         )
-    # A program that writes into a pipe may declare no samples, because it does not know their
-    # number when it writes the header.
-    num_bytes = int.from_bytes(chunk[4:], "little") or sys.maxsize
+    # A program that writes into a pipe may declare no samples, or the most that it can, because it
+    # does not know their number when it writes the header.
+    num_bytes = int.from_bytes(chunk[4:], "little")
+    is_known = 0 < num_bytes < MIN_UNKNOWN_BYTES
+    num_bytes = num_bytes if is_known else sys.maxsize
     return rate, _read_pcm(content, rate, channels=channels, num_bytes=num_bytes)
 
 

@@ -53,7 +53,7 @@ def segment(options: Namespace) -> None:
     from sbkit.text.transcripts import split_text
 
     lines = read_text_lines(options.transcript, subject="A transcript")
-    lines = read_cues("\n".join(lines)) or lines
+    lines = read_cues("\n".join(lines), options.transcript) or lines
     require_writable(options.out, option="--out")
     options.out.mkdir(parents=True, exist_ok=True)
     bundle = load_in_thread(options.bundle, decoder=GREEDY, **model_options(options))

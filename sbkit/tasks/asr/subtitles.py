@@ -8,23 +8,25 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape, unescape
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise, takewhile
 from math import ceil, inf
 
 import regex
 from rich.cells import cell_len
 
+from sbkit.base.errors import DataError
 from sbkit.text.normalization import join_segments
 from sbkit.text.recognized_word import Word
 
 MAX_WIDTH, MAX_LINES = 42, 2
 MIN_SHOWN_SECONDS, MAX_SHOWN_SECONDS = 5 / 6, 7.0
 MAX_PAUSE_SECONDS = 1.0  # between two words of a subtitle
-_CUE = re.compile(  # up to an empty line or the number and the times of the next one
-    r"^[ \t]*(?:\d+:)+\d+[.,]\d+[ \t]*-->.*((?:\n(?!(?:\d+\s*\n)?[ \t\d:.,]+-->)[^\n]*\S[^\n]*)*)",
-    re.MULTILINE,
+_TIMES = re.compile(  # with a group if they begin the line, as those of a subtitle do
+    r"(^[ \t\d:]*)?\d:\d+(?:[ \t]*[.,:][ \t]*\d+)?[ \t]*-->[ \t]*\d+:\d"
 )
-_STYLE = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")  # <i>, <v Ann>, <00:01.500>, {\an8}
+_STYLE = re.compile(  # <i>, <v Ann>, <00:01.500>, {\an8}
+    r"</?[a-zA-Z][^<>]*>|<[\d:.]+>|\{\\[^{}]*\}"
+)
 
 
 @dataclass(frozen=True)
@@ -152,14 +154,35 @@ def to_tsv(words: Sequence[Word]) -> str:
     return "\n".join([header, *rows])
 
 
-def read_cues(content: str) -> list[str]:
+def read_cues(content: str, name: object = "The text") -> list[str]:
     r"""Return the text of each subtitle of a SubRip or WebVTT file, without styles; [] of others.
+
+    Raises DataError, which has the name of the file, if it has times but no subtitle can be read.
 
     >>> read_cues("1\n00:00:01,000 --> 00:00:02,500\n<i>hello</i>\nthere\n")
     ['hello there']
     """
-    texts = (unescape(_STYLE.sub("", match[1])) for match in _CUE.finditer(content))
-    return [" ".join(text.split()) for text in texts if text.strip()]
+    lines = re.split(r"\r*\n|\r", content)
+    found = [(index, times) for index, line in enumerate(lines) if (times := _TIMES.search(line))]
+    starts = [index for index, times in found if times[1] is not None]
+    cues = [lines[start + 1 : end] for start, end in pairwise([*starts, len(lines)])]
+    before = lines[: starts[0]] if starts else []
+    if _without_number(before) != before:  # else a last line of digits is text
+        cues[:-1] = map(_without_number, cues[:-1])
+    if content.startswith("WEBVTT"):  # where a subtitle ends at an empty line, and notes may follow
+        cues = [[*takewhile(str.strip, cue)] for cue in cues]
+    texts = (unescape(_STYLE.sub("", "\n".join(cue))) for cue in cues)
+    subtitles = [" ".join(text.split()) for text in texts if text.strip()]
+    if found and not subtitles:
+        raise DataError(f"{name} looks like subtitles, but none could be read.")
+    return subtitles
+
+
+def _without_number(cue: list[str]) -> list[str]:
+    """Return the lines before the number of the next subtitle."""
+    filled = [index for index, line in enumerate(cue) if line.strip()]
+    has_number = filled and cue[filled[-1]].strip().isdigit()
+    return cue[: filled[-1]] if has_number else cue
 
 
 def channel_label(word: Word) -> str:
