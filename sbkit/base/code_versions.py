@@ -20,16 +20,16 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(6, "adc120651914facb"),
+    "corpus": CodeVersion(6, "e606a31c0ae5f176"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
-    "text": CodeVersion(10, "507ac90e6d35f30f"),
-    "token_counts": CodeVersion(1, "8e681fb5a62e1a0d"),
+    "text": CodeVersion(10, "9af09d89a1362142"),
+    "token_counts": CodeVersion(1, "88c9f625f315e21e"),
     "labels": CodeVersion(1, "707d0770a1e74ba2"),
     "language_models": CodeVersion(1, "fd2ebab8e77b0055"),
-    "symbols": CodeVersion(3, "bb04fbaefff82960"),
+    "symbols": CodeVersion(3, "d473a0712826a1d4"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
     "speech": CodeVersion(2, "e221d67f3c0d16d1"),
-    "data_report": CodeVersion(4, "dea5ed27142df803"),
+    "data_report": CodeVersion(4, "a8b3e640a23d25db"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that
 # writes a corpus: these files and the files that they import.
