@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(6, "c63e3106fe49a47c"),
+    "corpus": CodeVersion(6, "d7cda78a3c6972b8"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
     "text": CodeVersion(10, "507ac90e6d35f30f"),
     "token_counts": CodeVersion(1, "8e681fb5a62e1a0d"),
