@@ -30,7 +30,6 @@ ADAPTED: dict[str, Any] = {
     ),
     "checks": (check_freezing, check_unused),
 }
-UNUSED_HEAD = note("unused", "seq_lin", "nothing runs it")
 COMPUTED_SIZE = (f"{CTC_LIN}!ref <d_model>", f"{CTC_LIN}!apply:builtins.max [!ref <d_model>, 1]")
 
 
@@ -179,13 +178,11 @@ MUTATIONS = [
             "freezing", "freeze", "adapters of `Transformer`", "layers.0.attention.q_proj.lora_a"
         ),
         note("freezing", "freeze", "keeps CNN, Transformer.body at random weights"),
-        UNUSED_HEAD,
         options=("--freeze={CNN: always, Transformer.body: always}",),
         **ADAPTED,
     ),
     mutation(
         "adapters of one layer that may learn",
-        UNUSED_HEAD,
         note("freezing", "freeze", "keeps CNN, Transformer at random weights"),
         options=(
             "--freeze={CNN: always, Transformer: always, Transformer.body.encoder.layers.2: 0}",
@@ -194,7 +191,6 @@ MUTATIONS = [
     ),
     mutation(
         "adapters that learn at last",
-        UNUSED_HEAD,
         note("freezing", "freeze", "keeps CNN, Transformer at random weights"),
         options=("--freeze={CNN: always, Transformer: 1000}",),
         **ADAPTED,
