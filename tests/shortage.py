@@ -21,9 +21,9 @@ SEMAPHORE_ERRORS = [
     for code in (errno.ENOENT, errno.EROFS, errno.ENOSPC, errno.EACCES, errno.ENOSYS)
 ]
 LOKY_REFUSALS = [  # a call, its error, and how many calls succeed before
-    *(("loky.backend.synchronize._SemLock", error, 0) for error in SEMAPHORE_ERRORS),
+    *(("loky.ProcessPoolExecutor.__init__", error, 0) for error in SEMAPHORE_ERRORS),
     ("loky.ProcessPoolExecutor", ImportError("no sem_open"), 0),
-    *(("loky.backend.fork_exec.fork_exec", NO_PROCESS, after) for after in (0, 1)),
+    ("loky.ProcessPoolExecutor.submit", NO_PROCESS, 0),
     ("loky.process_executor._ExecutorManagerThread.start", NO_THREAD, 0),
 ]
 TORCH_REFUSALS = [
