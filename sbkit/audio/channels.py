@@ -25,7 +25,7 @@ class Downmixer:
     def __init__(self, channel: int | None = None) -> None:
         self.channel = channel
         self.num_channels = 0  # of the file, once some of it was read
-        self.rate = 0  # of the file in Hz, likewise
+        self.rate = 0  # of the file in Hz, once some of it was read
         self.peak = 0.0  # of a file of floats, which is divided by it if it exceeds 1
         self._powers = np.zeros(2)  # of a channel and of the downmix, summed over samples
 
