@@ -8,6 +8,7 @@ Whoever changes an output raises the constant, and writes the outputs anew:
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
@@ -308,7 +309,10 @@ def write_outputs(names: Sequence[str]) -> None:
         if file.exists() and (fault := describe_fault(name, read_golden(name), output)):
             raise SystemExit(fault)
         golden = {"version": PRODUCERS[name].version, "output": output}
-        file.write_text(json.dumps(golden, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(golden, ensure_ascii=False, indent=1) + "\n"
+        lists = re.compile(r"\[[-\d.,e\s]+\]")  # of numbers, which stand on one line
+        text = lists.sub(lambda match: " ".join(match.group().split()), text)
+        file.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
