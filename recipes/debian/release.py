@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import encode_audio
-from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
 from sbkit.base.user_folders import cache_folder
+from sbkit.base.versions import data_versions
 from sbkit.data.common_voice import read_releases
 from sbkit.data.corpus import RELEASE_SPLITS, Corpus
 from sbkit.data.filesystem import disk_errors
@@ -28,6 +28,7 @@ from sbkit.data.tables import TableOptions
 from sbkit.data.work_units import short_digest
 from sbkit.text.normalization import normalize
 
+RELEASE_VERSION = 1  # raised with each change of written releases
 MAKE_IT_ELSEWHERE = (
     "On any Debian or Ubuntu, `python -m recipes.AsteriskPrompts.corpus` makes its folder; copy "
     "that here, and name it as `data_folder`."
@@ -79,7 +80,7 @@ def ensure_release(
     The folder ``name`` of the cache has a release for each version of the first package, and of the
     code that writes it. ``read_clips`` takes the root of the unpacked packages.
     """
-    code = short_digest(versions_of_code("releases"))[:8]
+    code = short_digest({"code": RELEASE_VERSION, **data_versions()})[:8]
     folder = cache_folder() / name
     if finished := sorted(folder.glob(f"*-{code}/{language}/validated.tsv")):
         return finished[-1].parent

@@ -4,6 +4,7 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
 
@@ -16,6 +17,12 @@ def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
     """Return the versions of Python and of the packages that a run needs; None if not installed."""
     packages = (*PACKAGES, *more_packages)
     return {"python": platform.python_version()} | package_versions(packages)
+
+
+def data_versions() -> dict[str, Any]:
+    """Return the versions of Python, and of packages that decode audio or read rows and texts."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, "packages": package_versions((*AUDIO_PACKAGES, *TEXT_PACKAGES))}
 
 
 def package_versions(packages: Sequence[str]) -> dict[str, str | None]:

@@ -33,8 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
+from sbkit.audio.io import decoding_versions
 from sbkit.base.checksums import checksum
-from sbkit.base.code_versions import versions_of_audio, versions_of_code
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
     from_plain,
@@ -48,6 +48,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.ranges import RANGES, Range, ValueType, require_in_range
 from sbkit.base.user_folders import cache_folder
+from sbkit.base.versions import data_versions
 from sbkit.config.hparams import Settings, read_spec
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING
@@ -56,6 +57,7 @@ from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.rows import (
     FILES_NAME,
+    ROWS_VERSION,
     PreparedSplit,
     RowWriter,
     Shards,
@@ -387,11 +389,11 @@ class _CacheFolder:
             "audio": {
                 "sample_rate": template.sample_rate,
                 "store": template.store,
-                **versions_of_audio(),
+                **decoding_versions(),
             },
             "tables": tables,
             "modules": corpus.sources(),
-            "code": versions_of_code(),
+            "code": {"rows": ROWS_VERSION, **data_versions()},
         }
         about = corpus.describe()["name"] or "tables"
         name = f"{about}-{short_digest(made_from['audio'])}-{short_digest(made_from)}"

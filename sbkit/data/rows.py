@@ -62,6 +62,7 @@ from sbkit.data.work_units import (
     unit_of,
 )
 
+ROWS_VERSION = 6  # raised with each change of rows, or of the files of a prepared corpus
 FILES_NAME = "files"  # names the list of the files of all rows
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; a run with more is refused
 STORED_SCHEMA = pa.schema({"samples": pa.int64(), CHANNEL_FAULT: pa.string(), AUDIO: AUDIO_TYPE})
