@@ -30,6 +30,12 @@ def package_versions(packages: Sequence[str]) -> dict[str, str | None]:
     return {name: _version(name) for name in packages}
 
 
+def library_version() -> str:
+    """Return the version of sbkit, with its commit in a checkout."""
+    commit = git_commit(Path(__file__).parent)
+    return f"{__version__} ({commit[:8]})" if commit else __version__
+
+
 def describe_versions() -> str:
     """Name the versions of sbkit, Python and the packages that a run needs."""
     packages = [f"{name} {version}" for name, version in versions().items() if name != "sbkit"]

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, ClassVar, cast
 
 from sbkit.base.errors import ConfigError, DataError, concerning
-from sbkit.base.imports import user_digests
+from sbkit.base.imports import import_recipe, user_digests
 from sbkit.base.messages import plural
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import unpack_corpus
@@ -144,10 +144,10 @@ class Corpus:
 
 def corpora() -> dict[str, type[Corpus]]:
     """Return the class of every recipes/FOLDER/corpus.py, by the name of its module."""
-    folders = [Path(folder) for folder in import_module("recipes").__path__]
+    folders = [Path(folder) for folder in import_recipe("recipes").__path__]
     files = chain.from_iterable(sorted(folder.glob("*/corpus.py")) for folder in folders)
     names = [f"recipes.{file.parent.name}.corpus" for file in files]
-    return {name: _class_in(import_module(name)) for name in names}
+    return {name: _class_in(import_recipe(name)) for name in names}
 
 
 def corpus_of(settings: SettingValues) -> Corpus:

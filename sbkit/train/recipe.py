@@ -7,11 +7,10 @@ be imported, including from a file beside the YAML.
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, ClassVar
 
-from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.imports import dotted_path, search_folders
+from sbkit.base.errors import ConfigError, concerning
+from sbkit.base.imports import dotted_path, import_recipe, search_folders
 from sbkit.base.ranges import Constraint
 from sbkit.bundle.task import Task
 from sbkit.config.hparams import RECIPE, RunSpec, Settings
@@ -95,6 +94,7 @@ def _is_task(kind: type) -> bool:
     return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
+@concerning(RECIPE)
 def load_recipe(spec: RunSpec) -> Recipe:
     """Make the recipe of a run: the one given in Python, or the one that its YAML names."""
     if spec.recipe is not None:
@@ -108,15 +108,7 @@ def load_recipe(spec: RunSpec) -> Recipe:
         )
     search_folders(spec.document.module_folders)
     module, _, attribute = name.rpartition(".")
-    try:
-        recipe = getattr(import_module(module), attribute, None)
-    except SbkitError:
-        raise
-    except Exception as error:  # a user's module may fail in any way
-        raise ConfigError(
-            f"`recipe` in {yaml_file}: {module} cannot be imported: it raised "
-            f"{type(error).__name__} ({error})."
-        ) from error
+    recipe = getattr(import_recipe(module), attribute, None)
     if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         raise ConfigError(
             f"`recipe` in {yaml_file} must name a subclass of sbkit.train.recipe.Recipe, but "
