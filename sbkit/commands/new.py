@@ -49,6 +49,6 @@ def new(options: Namespace) -> None:
         "recipes/__init__.py": RECIPES.format(name=COPIED_FROM, version=version),
         ".gitignore": GITIGNORE,
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
     print(f"{folder}: {len(names)} files. Next: cd {folder} && python train.py {FIRST_YAML}")
