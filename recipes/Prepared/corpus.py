@@ -62,6 +62,8 @@ class PreparedCorpus(Corpus):
             self._record = CorpusRecord.parse(self._content)
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(f"{name} is damaged ({str(error)[:100]}). {self._cure()}") from error
+        for file in (*self._record.splits, *self._record.shards):
+            plain_name(file, file=name)
 
     def _cure(self) -> str:
         return f"`sbkit prepare YAML --out {self._storage.url} --finish` writes it again."
@@ -114,7 +116,7 @@ class PreparedCorpus(Corpus):
         """Make the paths of shards in the rows absolute."""
         audio = pa.Table.from_struct_array(rows[AUDIO])
         for name in pc.unique(audio["file"]).to_pylist():
-            plain_name(name, file=f"A table of rows in {self._storage.url}")
+            plain_name(name, file=f"A table in {self._storage.url}")
         files = pc.binary_join_element_wise(self._storage.url, audio["file"], "/")
         audio = audio.set_column(audio.column_names.index("file"), "file", files)
         stored = rows.select(STORED_SCHEMA.names)

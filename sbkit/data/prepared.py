@@ -38,7 +38,6 @@ from sbkit.base.code_versions import versions_of_audio, versions_of_code
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
     from_plain,
-    plain_name,
     remove_abandoned,
     task_lock,
     temporary_path,
@@ -145,10 +144,7 @@ class CorpusRecord:
     @classmethod
     def parse(cls, content: bytes) -> Self:
         """Read a file; raises ValueError if it is damaged."""
-        record = from_plain(cls, json.loads(content.decode(**ENCODING)))
-        for name in (*record.splits, *record.shards):  # each has a file
-            plain_name(name, file=CORPUS_FILE)
-        return record
+        return from_plain(cls, json.loads(content.decode(**ENCODING)))
 
     def require_shards(self, storage: Storage) -> None:
         """Raise DataError unless all shards are there, with audio files of these sizes."""

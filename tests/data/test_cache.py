@@ -74,6 +74,18 @@ def test_cache_lists_corpora_and_prunes_those_without_source(
     assert (own_cache / "asterisk-prompts").is_dir() and all(file.exists() for file in users)
 
 
+def test_prune_keeps_a_corpus_of_two_folders_while_one_is_away(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    """As long as its disk is not mounted; without both folders, nothing can need it."""
+    folders = [make_release(tmp_path / name) for name in ("here", "away")]
+    prepare([str(folder) for folder in folders])
+    for folder, num_kept in zip(folders, (1, 0), strict=True):
+        folder.rename(folder.with_name(f"{folder.name}-unmounted"))
+        assert sbkit(["cache", "prune"]) == 0
+        assert len([*(own_cache / "corpora").glob("[!.]*")]) == num_kept
+
+
 def refuse(path: Path) -> bool:
     raise PermissionError(13, "Permission denied", str(path))
 
