@@ -180,14 +180,15 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 def _sources_of(folder: Path) -> list[str]:
     source = _read_record(folder).get("source") or {}
-    return [*_texts_in(source.get("data_folder")), *_texts_in(source.get("manifest"))]
+    return [*texts_in(source.get("data_folder")), *texts_in(source.get("manifest"))]
 
 
-def _texts_in(value: object) -> list[str]:
+def texts_in(value: object) -> list[str]:
+    """Return the texts of a value: itself, or in a list or the values of a mapping, at any depth."""
     inner = value.values() if isinstance(value, dict) else value
     if isinstance(inner, str):
         return [inner]
-    return [*chain(*map(_texts_in, inner))] if isinstance(inner, Iterable) else []
+    return [*chain(*map(texts_in, inner))] if isinstance(inner, Iterable) else []
 
 
 def _supersession_key(folder: Path) -> str:
@@ -196,7 +197,7 @@ def _supersession_key(folder: Path) -> str:
     audio = record.get("audio") or {}
     # The folder of an unpacked archive has another name if the archive is replaced.
     archive_folder = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")
-    texts = _texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
+    texts = texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
     tables = [archive_folder.sub("", text) for text in texts if "/" in text]
     made_from = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
     return json.dumps(made_from) if record else folder.name

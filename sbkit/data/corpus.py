@@ -119,9 +119,9 @@ class Corpus:
         return chain.from_iterable(manifests)
 
     def describe(self) -> dict[str, str | None]:
-        """Return the name and the license, for a model card."""
-        source = self.settings.get("corpus") or self.settings.get("data_folder")
-        name = self.name or (source and Path(str(source)).name)
+        """Return the name and the license, for a model card; the name of no folder."""
+        module = self.settings.get("corpus")
+        name = self.name or (module and Path(str(module)).name)
         stated = {key: value for key, value in self.about().items() if value}
         return {"name": name, "license": None, **stated}
 
@@ -270,7 +270,7 @@ class JoinedCorpora(Corpus):
         facts = [corpus.describe() for corpus in self.corpora.values()]
         licenses = dict.fromkeys(str(fact["license"] or "unknown") for fact in facts)
         return {
-            "name": " and ".join(str(fact["name"]) for fact in facts),
+            "name": " and ".join(fact["name"] for fact in facts if fact["name"]) or None,
             "license": " and ".join(licenses) if [*licenses] != ["unknown"] else None,
         }
 

@@ -50,7 +50,7 @@ from sbkit.base.ranges import RANGES, Range, ValueType, require_in_range
 from sbkit.base.user_folders import cache_folder
 from sbkit.config.hparams import Settings, read_spec
 from sbkit.data.audio_tables import AudioTable
-from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING
+from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING, texts_in
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import Excluded, Manifest
@@ -393,7 +393,8 @@ class _CacheFolder:
             "modules": corpus.sources(),
             "code": versions_of_code(),
         }
-        about = corpus.describe()["name"] or "tables"
+        folders = " and ".join(Path(text).name for text in texts_in(settings.get("data_folder")))
+        about = corpus.describe()["name"] or folders or "tables"
         name = f"{about}-{short_digest(made_from['audio'])}-{short_digest(made_from)}"
         path = cache_folder() / CORPORA_FOLDER / UNSAFE_CHARS.sub("-", name).lstrip("-.")
         return cls(path, short_digest(keys), made_from, template)

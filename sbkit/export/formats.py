@@ -87,7 +87,8 @@ def write_formats(
     try:
         test_sets: TestSets | str = prepare_test_sets(run, user_modules=user_modules).test
     except SbkitError as error:
-        test_sets = str(error)
+        logger.warning(f"note: the formats are compared on noise only. {error}")
+        test_sets = "the data of the run could not be read where it was exported"
     candidates: dict[str, Sequence[Candidate]] = {}
     graphs: dict[str, Sequence[WrittenGraph]] = {}
     reports: dict[str, dict[str, ParityReport]] = {}

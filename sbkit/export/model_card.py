@@ -3,11 +3,15 @@
 The text is in `card.md.j2`, with a YAML header that model hubs read. All facts come from the task
 and the files of the run folder; a fact that is missing there is called unknown. They are stored in
 card.json, so that the card can be rewritten when a bundle gets another decoder.
+
+Bundles are published. Of the corpus, the facts have counts only: no text, id, speaker or path.
 """
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from sbkit.base.files import RUN_YAML, to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
 from sbkit.config.hparams import read_spec
+from sbkit.decoding.word_times import GREEDY
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.logs.handlers import TEXT_LOG
@@ -29,6 +34,10 @@ CARD_FILE = "README.md"
 FACTS_FILE = "card.json"
 UNKNOWN_LICENSE = "unknown"
 SBKIT = "sbkit"
+COUNTS = ("utterances", "hours", "speakers")  # of a split
+# Of the settings, the card has numbers and these; other texts may name files or people.
+KEYS_OF_WORDS = ("precision", "token_type", "text")
+NUMBERS = re.compile(r"(?i)[\d.,+\-e\[\] ]+|true|false|null")  # in a command
 FOLDERS_OF_ABSOLUTE_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")
 
 
@@ -69,19 +78,39 @@ def card_facts(
         "has_decoder": transformer.get("new", "").endswith(".PretrainedTransformer"),
         "weights": start if summary.get("ends_with_start") else None,
         "ema_decay": settings.get("ema_decay"),
-        "splits": data.get("splits"),
+        "splits": {
+            name: {key: split[key] for key in COUNTS}
+            for name, split in (data.get("splits") or {}).items()
+        },
         "results": [*_results(task, summary)],
+        "cost_of_greedy": None,  # see `without_language_models`
         "run": _without_folders(str(run)),
         "command": _command(run),
         "settings": {
-            name: _without_folders(json.dumps(value, default=str))
+            name: json.dumps(value)
             for name, value in settings.items()
+            if name in KEYS_OF_WORDS or _has_numbers(value)
         },
         "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
         "user_modules": [printable(name) for name in config.get("user_modules", ())],
         "versions": config.get("versions"),
         "formats": {name: task.format_uses.get(name, FORMATS[name].use) for name in formats},
     }
+
+
+def without_language_models(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a bundle without them, which decodes greedily, and what that costs."""
+    rows = {
+        (row["split"], row["metric"]): row for row in facts["results"] if row["decoder"] == GREEDY
+    }
+    costs = [
+        f"{row['metric']} on {printable(row['split'])} is {greedy['text']} instead of {row['text']}"
+        for row in facts["results"]
+        if row["is_chosen"] and (greedy := rows.get((row["split"], row["metric"])))
+    ]
+    results = [{**row, "is_chosen": True} for row in rows.values()]
+    cost = "; ".join(costs) or "what that costs was not measured"
+    return {**facts, "results": results, "cost_of_greedy": cost}
 
 
 def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) -> None:
@@ -155,12 +184,33 @@ def _facts(value: Mapping[str, object] | str | None) -> str:
     return printable(str(value or "unknown"))
 
 
+def _has_numbers(value: object) -> bool:
+    """Return whether a setting is a number, a flag, null, or a list of them."""
+    if isinstance(value, list | tuple):
+        return all(map(_has_numbers, value))
+    return value is None or isinstance(value, int | float)
+
+
 def _command(run: Path) -> str:
-    """Return the command of the run from its log, which begins with date, time and command."""
+    """Return the command of the run from its log, which begins with date, time and command.
+
+    Values other than numbers become "...".
+    """
     if not (run / TEXT_LOG).is_file():
         return "(unknown: the run folder has no log)"
     with (run / TEXT_LOG).open(encoding="utf-8", errors="replace") as lines:
-        return _without_folders(lines.readline(10_000).rstrip("\n").split(" ", 2)[-1])
+        title = lines.readline(10_000).rstrip("\n").split(" ", 2)[-1]
+    if not title.startswith("train.py "):
+        return "(unknown: the run was started in Python)"
+    with suppress(ValueError):  # a longer line ends within quotes
+        program, yaml, *words = shlex.split(title)
+        return " ".join([program, _without_folders(yaml), *map(_numbers_only, words)])
+    return "(unknown: it is too long)"
+
+
+def _numbers_only(word: str) -> str:
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return word if not value or NUMBERS.fullmatch(value) else f"{option}{equals}..."
 
 
 def _without_folders(command: str) -> str:

@@ -79,7 +79,7 @@ def test_prune_keeps_a_corpus_of_two_folders_while_one_is_away(
 ) -> None:
     """As long as its disk is not mounted; without both folders, nothing can need it."""
     folders = [make_release(tmp_path / name) for name in ("here", "away")]
-    prepare([str(folder) for folder in folders])
+    prepare("", data_folder=[str(folder) for folder in folders])
     for folder, num_kept in zip(folders, (1, 0), strict=True):
         folder.rename(folder.with_name(f"{folder.name}-unmounted"))
         assert sbkit(["cache", "prune"]) == 0
