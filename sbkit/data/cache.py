@@ -184,7 +184,7 @@ def _sources_of(folder: Path) -> list[str]:
 
 
 def texts_in(value: object) -> list[str]:
-    """Return the texts of a value: itself, or in a list or the values of a mapping, at any depth."""
+    """Return a text itself, or the texts in lists and the values of mappings, at any depth."""
     inner = value.values() if isinstance(value, dict) else value
     if isinstance(inner, str):
         return [inner]

@@ -85,7 +85,7 @@ def test_format_beyond_its_limits_is_not_written(
 
 
 def test_without_test_data_inexact_formats_are_not_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def rounding(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         exact = off_by(0.0)(bundle, folder)
@@ -98,7 +98,9 @@ def test_without_test_data_inexact_formats_are_not_written(
     monkeypatch.setattr(onnx_format, "write_onnx", rounding)
     export_run(lost, tmp_path / "out", formats=["onnx"])
     reports = parity_report(tmp_path / "out", "onnx")
-    assert "/nowhere does not exist" in reports["fp32"]["test_sets"]["not_compared"]
+    assert "compared on noise only. data_folder" in caplog.text and "/nowhere" in caplog.text
+    assert "/nowhere" not in (tmp_path / "out/onnx/parity.json").read_text()
+    assert "could not be read" in reports["fp32"]["test_sets"]["not_compared"]
     assert "only be compared on the run's test sets" in reports["int8"]["reasons"][0]
     files = {file.name for file in (tmp_path / "out/onnx").iterdir()}
     assert files == {"model.onnx", "parity.json", "checksums.json"}
