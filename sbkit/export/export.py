@@ -212,8 +212,8 @@ def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, language_models:
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder, formats=FORMATS)
         if (facts := read_json(folder / FACTS_FILE)) is not None:
-            new_facts = {"results": [], "run": "FOLDER test.csv", "cost_of_greedy": None}
-            write_card(folder, facts | new_facts)
+            facts |= {"results": [], "run": "FOLDER test.csv", "cost_of_greedy": None}
+            write_card(folder, facts)
         _write_decoder(folder, fitted, language_models)
 
 
