@@ -74,10 +74,10 @@ def test_bundles_of_all_tasks_and_formats_have_nothing_of_the_corpus(
     recognizers = {
         "ctc": (["onnx", "sherpa-onnx"], TINY),
         "ctc_pretrained": (
-            ["onnx", "huggingface"],
+            ["huggingface"],
             (*SHORT, "--mask_channel_length=4", f"--pretrained={wav2vec2}"),
         ),
-        "whisper": (["onnx", "huggingface"], (*SHORT, f"--pretrained={whisper}")),
+        "whisper": (["huggingface"], (*SHORT, f"--pretrained={whisper}")),
     }
     for name, (formats, tiny) in recognizers.items():
         run = tmp_path / name
