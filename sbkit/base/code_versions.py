@@ -20,8 +20,8 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(6, "ce4de4b34fc44f04"),
-    "releases": CodeVersion(1, "8321af0cf2d48046"),
+    "corpus": CodeVersion(6, "2852f30712e58c41"),
+    "releases": CodeVersion(1, "470a4ab023e4fc01"),
     "text": CodeVersion(10, "9af09d89a1362142"),
     "token_counts": CodeVersion(1, "88c9f625f315e21e"),
     "labels": CodeVersion(1, "707d0770a1e74ba2"),

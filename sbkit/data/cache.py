@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder, task_lock
 from sbkit.base.messages import plural, printable
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import make_cache_folder
 from sbkit.data.filesystem import disk_errors, iter_members, unpacking_errors
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     status = archive.stat()
     identity = f"{archive} {status.st_size} {status.st_mtime_ns}"
     digest = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
-    folder = cache_folder() / ARCHIVES_FOLDER / f"{archive.name}-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder = make_cache_folder(ARCHIVES_FOLDER) / f"{archive.name}-{digest}"
     with disk_errors(folder), task_lock(folder.parent, folder.name, wait=True):
         if not folder.is_dir():
             with atomic_folder(folder) as unpacked:

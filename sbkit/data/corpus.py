@@ -47,7 +47,7 @@ class Corpus:
     ('dev',)
 
     Attributes:
-        name: for model cards; if it is empty, they show the name of the data folder.
+        name: for model cards; if it is empty, they show that of the module ``corpus``.
         layout: a phrase that describes its data folder, for help and errors.
         has_audio: whether its rows have the location of decoded audio.
     """
@@ -86,6 +86,9 @@ class Corpus:
     def about(self) -> Mapping[str, str | None]:
         """Return the ``name`` and the ``license`` if they are known."""
         return {}
+
+    def require_fetched(self) -> None:
+        """Raise DataError if reading would download anything."""
 
     # What all corpora have in common
 
@@ -265,6 +268,10 @@ class JoinedCorpora(Corpus):
     def state(self) -> object:
         states = [corpus.state() for corpus in self.corpora.values()]
         return None if None in states else states
+
+    def require_fetched(self) -> None:
+        for corpus in self.corpora.values():
+            corpus.require_fetched()
 
     def about(self) -> Mapping[str, str | None]:
         facts = [corpus.describe() for corpus in self.corpora.values()]

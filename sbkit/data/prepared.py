@@ -47,7 +47,7 @@ from sbkit.base.files import (
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.ranges import RANGES, Range, ValueType, require_in_range
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import cache_folder, make_cache_folder
 from sbkit.config.hparams import Settings, read_spec
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING, texts_in
@@ -330,8 +330,7 @@ def prepare(
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if not again and (data := folder.read(is_checked=is_first)):
         return data
-    parent = folder.path.parent
-    parent.mkdir(parents=True, exist_ok=True)
+    parent = make_cache_folder(CORPORA_FOLDER)
 
     def log_wait(holder: str) -> None:
         logger.info(f"Waiting for {holder}, which is preparing {folder.path}.")

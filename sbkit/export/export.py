@@ -125,7 +125,7 @@ def export_run(
         config = read_json(folder / CONFIG_FILE)
         facts = card_facts(run, bundle.task, config, written_formats, license=license)
         if weights is not None:
-            facts |= {"weights": Path(weights).name, "run": "FOLDER test.csv"}
+            facts |= {"weights": Path(weights).name}
         if weights is not None or source != run / BUNDLE:  # the test measured that bundle
             facts |= {"results": []}
         if leaves_out:
@@ -212,8 +212,7 @@ def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, language_models:
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder, formats=FORMATS)
         if (facts := read_json(folder / FACTS_FILE)) is not None:
-            facts |= {"results": [], "run": "FOLDER test.csv", "cost_of_greedy": None}
-            write_card(folder, facts)
+            write_card(folder, facts | {"results": [], "cost_of_greedy": None})
         _write_decoder(folder, fitted, language_models)
 
 

@@ -8,19 +8,20 @@ Bundles are published. Of the corpus, the facts have counts only: no text, id, s
 """
 
 import json
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from sbkit.base.errors import ConfigError
 from sbkit.base.files import RUN_YAML, to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
 from sbkit.config.hparams import read_spec
+from sbkit.config.overrides import parse_command
 from sbkit.decoding.word_times import GREEDY
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
@@ -37,8 +38,6 @@ SBKIT = "sbkit"
 COUNTS = ("utterances", "hours", "speakers")  # of a split
 # Of the settings, the card has numbers and these; other texts may name files or people.
 KEYS_OF_WORDS = ("precision", "token_type", "text")
-NUMBERS = re.compile(r"(?i)[\d.,+\-e\[\] ]+|true|false|null")  # in a command
-FOLDERS_OF_ABSOLUTE_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")
 
 
 def card_facts(
@@ -54,8 +53,7 @@ def card_facts(
     config: the content of the bundle's config.json.
     """
     settings = read_spec(run / RUN_YAML).settings if (run / RUN_YAML).is_file() else {}
-    init_from = ", ".join(map(str, init_folders(settings)))
-    start = _without_folders(init_from or str(settings.get("pretrained")))
+    init_from = ", ".join(folder.name for folder in init_folders(settings))
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     parts = {
         name: part
@@ -63,6 +61,9 @@ def card_facts(
         if isinstance(part, dict) and "new" in part
     }
     transformer = parts.get("Transformer", {})
+    encoder = transformer.get("arguments", {}).get("config") or {}
+    start = init_from or (encoder.get("source") or {}).get("name")
+    shown = {name: value for name, value in settings.items() if _is_shown(name, value)}
     return {
         "model_name": task.model_name,
         "uses": task.uses,
@@ -73,8 +74,8 @@ def card_facts(
         "parameters": summary.get("parameters"),
         "parts": ", ".join(f"`{printable(str(part['new']))}`" for part in parts.values()),
         "corpus": data.get("corpus") or {},
-        "base_model": _without_folders(init_from) or None,
-        "encoder_config": transformer.get("arguments", {}).get("config") or {},
+        "base_model": init_from or None,
+        "encoder_config": encoder,
         "has_decoder": transformer.get("new", "").endswith(".PretrainedTransformer"),
         "weights": start if summary.get("ends_with_start") else None,
         "ema_decay": settings.get("ema_decay"),
@@ -84,13 +85,8 @@ def card_facts(
         },
         "results": [*_results(task, summary)],
         "cost_of_greedy": None,  # see `without_language_models`
-        "run": _without_folders(str(run)),
-        "command": _command(run),
-        "settings": {
-            name: json.dumps(value)
-            for name, value in settings.items()
-            if name in KEYS_OF_WORDS or _has_numbers(value)
-        },
+        "command": _command(run, shown),
+        "settings": {name: json.dumps(value) for name, value in shown.items()},
         "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
         "user_modules": [printable(name) for name in config.get("user_modules", ())],
         "versions": config.get("versions"),
@@ -184,17 +180,17 @@ def _facts(value: Mapping[str, object] | str | None) -> str:
     return printable(str(value or "unknown"))
 
 
-def _has_numbers(value: object) -> bool:
-    """Return whether a setting is a number, a flag, null, or a list of them."""
+def _is_shown(name: str, value: object) -> bool:
+    """Return whether a setting is a number, a flag, null, a list of them, or a word of sbkit's."""
     if isinstance(value, list | tuple):
-        return all(map(_has_numbers, value))
-    return value is None or isinstance(value, int | float)
+        return all(_is_shown(name, item) for item in value)
+    return value is None or isinstance(value, int | float) or name in KEYS_OF_WORDS
 
 
-def _command(run: Path) -> str:
+def _command(run: Path, shown: Container[str]) -> str:
     """Return the command of the run from its log, which begins with date, time and command.
 
-    Values other than numbers become "...".
+    shown: the settings whose values the card shows; other values become "...".
     """
     if not (run / TEXT_LOG).is_file():
         return "(unknown: the run folder has no log)"
@@ -202,17 +198,11 @@ def _command(run: Path) -> str:
         title = lines.readline(10_000).rstrip("\n").split(" ", 2)[-1]
     if not title.startswith("train.py "):
         return "(unknown: the run was started in Python)"
-    with suppress(ValueError):  # a longer line ends within quotes
-        program, yaml, *words = shlex.split(title)
-        return " ".join([program, _without_folders(yaml), *map(_numbers_only, words)])
+    with suppress(ValueError, ConfigError):  # a longer line ends within quotes
+        yaml, overrides = parse_command(shlex.split(title)[1:])
+        options = (
+            f"--{key}={json.dumps(value) if key in shown and _is_shown(key, value) else '...'}"
+            for key, value in overrides.items()
+        )
+        return " ".join(["train.py", yaml.name, *options])
     return "(unknown: it is too long)"
-
-
-def _numbers_only(word: str) -> str:
-    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return word if not value or NUMBERS.fullmatch(value) else f"{option}{equals}..."
-
-
-def _without_folders(command: str) -> str:
-    """Remove folders of absolute paths, which belong to one machine or user, and keys in URLs."""
-    return FOLDERS_OF_ABSOLUTE_PATH.sub("", re.sub(r"://[^/@\s]+@", "://", command))

@@ -4,10 +4,11 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -247,6 +248,37 @@ def test_encoder_that_a_run_names_is_downloaded_for_training_only(folder: Path) 
         opened = Run.open(folder)
     assert opened.settings["encoder_config"] == sizes and opened.history == []
     refused_by("scores errors model tune score export", folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "recipes.AsteriskPrompts.corpus --language=en"),  # the default corpus
+        ({"corpus": "recipes.FestvoxRu.corpus"}, "recipes.FestvoxRu.corpus --language=ru"),
+    ],
+)
+def test_corpus_of_a_run_is_fetched_only_if_the_user_names_it(
+    settings: Mapping[str, str],
+    advice: str,
+    tested: Path,
+    own_cache: Path,
+    workplace: Workplace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    description = json.loads((tested / "run_config.json").read_text())
+    for key in ("corpus", "data_folder"):
+        set_in_yaml(tested, key, json.dumps(settings.get(key)))
+        description["values"][key] = settings.get(key)
+    (tested / "run_config.json").write_text(json.dumps(description))
+    for message in refused_by("errors tune score", tested):
+        assert f"you name it yourself: sbkit prepare hparams/ctc.yaml --corpus={advice}" in message
+    assert not own_cache.exists()
+    with patch("recipes.debian.release.fetch_packages", side_effect=SbkitError("asks a mirror")):
+        opened = Run.open(tested, {"corpus": settings.get("corpus")})
+        assert refused(opened.errors, tested.parent / "canary") == "asks a mirror"
+    monkeypatch.setattr("recipes.debian.release.find_release", lambda *_: workplace.release)
+    with watched(tested.parent / "canary"):
+        assert Run.open(tested).errors()  # from the cache
 
 
 def test_address_that_the_user_gives_is_opened(tested: Path) -> None:

@@ -34,7 +34,9 @@ def run(tmp_path: Path) -> Path:
         "2026-11-21 08:23:38 train.py hparams/ctc.yaml --init_from=/home/ann/runs/base "
         "--manifest train=/data/a.csv --lr=1e-3 --debug --data_folder=s3://bucket/x\nmore\n"
     )
-    (tmp_path / "hyperparams.yaml").write_text("init_from: /home/ann/runs/base\nema_decay: 0.999\n")
+    (tmp_path / "hyperparams.yaml").write_text(
+        "init_from: /home/ann/runs/base\nema_decay: 0.999\nlr: 0.001\ndata_folder: null\n"
+    )
     return tmp_path
 
 
@@ -55,7 +57,7 @@ def test_card_has_data_results_licenses_and_command(run: Path) -> None:
         "| test | beam | WER | 25.75 % | 19.00 to 34.10 (65 clips) |",
         "| test | beam | calibration error of word confidences (ECE) | 0.05 | unknown |",
         "| test | greedy | WER | 39.50 % | unknown |",
-        "    train.py hparams/ctc.yaml --init_from=... --manifest ... --lr=1e-3 --debug "
+        "    train.py ctc.yaml --init_from=... --manifest=... --lr=0.001 --debug=... "
         "--data_folder=...",
         "- fine-tuned from: base",
         "- weights: an exponential moving average over the training steps, with decay 0.999",
