@@ -146,10 +146,12 @@ def test_new_cache_is_its_users_alone(has_cache: bool, tmp_path: Path, own_cache
     """The mode of one that is there was chosen, perhaps for a group."""
     if has_cache:
         own_cache.mkdir(mode=0o750)
-    mode = tmp_path.joinpath("other").mkdir() or (tmp_path / "other").stat().st_mode
-    prepare(make_release(tmp_path / "release"))
+    release = make_release(tmp_path / "release")
+    prepare(release)
     assert own_cache.stat().st_mode & 0o777 == (0o750 if has_cache else 0o700)
-    assert {path.stat().st_mode for path in own_cache.rglob("*") if path.is_dir()} == {mode}
+    assert {path.stat().st_mode for path in own_cache.rglob("*") if path.is_dir()} == {
+        release.stat().st_mode
+    }
 
 
 # ---- facts

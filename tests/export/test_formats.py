@@ -43,7 +43,9 @@ def off_by(difference: float | None) -> Callable[[TorchBundle, Path], Sequence[C
         model = WaveformModel(bundle.model.network).eval()
 
         def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
-            assert difference is not None, "Guard failed: audio.size()[1] == 16000"
+            assert difference is not None, (
+                "Guard failed in /home/ann/layer.py: audio.size()[1] == 16000"
+            )
             output, frames = trained_log_probs(model, audio, lengths)
             return BatchLogProbs(output + np.float32(difference), frames)
 
@@ -65,7 +67,8 @@ def test_format_that_does_not_run_is_not_written(
     first, *_, last = printed.err.splitlines()
     assert (printed.out, first) == (f"{out}\n", "writing onnx")
     assert "onnx (fp32) is not written: " in last
-    assert "it raised AssertionError: Guard failed" in last
+    assert "it raised AssertionError: Guard failed in /home/ann/layer.py" in last
+    assert "in layer.py: audio" in (out / "onnx/parity.json").read_text()  # which is published
     assert not (out / "onnx" / "model.onnx").exists()
     assert 'license: "mit"' in (out / "README.md").read_text()
     assert load_bundle(out)

@@ -163,7 +163,7 @@ def table_of_files() -> dict[str, Row]:
     """Return the rows of the page by the names of their files."""
     page = (ROOT / "docs/security.md").read_text("utf-8")
     (section,) = re.findall(r"(?s)### Where texts.*?\n\n((?:\|.*\n)+)", page)
-    table = {}
+    table: dict[str, Row] = {}
     for names, content in re.findall(r"(?m)^\| (`.+?`) \| ([^|;]+)", section):
         kinds = re.findall(rf"(sometimes )?\b({'|'.join(KINDS)})\b", content)
         row = Row({kind for rare, kind in kinds if not rare}, {kind for _, kind in kinds})
