@@ -21,7 +21,7 @@ from sbkit.base.files import RUN_YAML, to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
 from sbkit.config.hparams import read_spec
-from sbkit.config.overrides import parse_command
+from sbkit.config.overrides import parse_overrides
 from sbkit.decoding.word_times import GREEDY
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
@@ -86,7 +86,7 @@ def card_facts(
         "results": [*_results(task, summary)],
         "cost_of_greedy": None,  # see `without_language_models`
         "command": _command(run, shown),
-        "settings": {name: json.dumps(value) for name, value in shown.items()},
+        "settings": {name: _as_json(value) for name, value in shown.items()},
         "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
         "user_modules": [printable(name) for name in config.get("user_modules", ())],
         "versions": config.get("versions"),
@@ -187,6 +187,10 @@ def _is_shown(name: str, value: object) -> bool:
     return value is None or isinstance(value, int | float) or name in KEYS_OF_WORDS
 
 
+def _as_json(value: object) -> str:
+    return json.dumps(value, default=str)
+
+
 def _command(run: Path, shown: Container[str]) -> str:
     """Return the command of the run from its log, which begins with date, time and command.
 
@@ -199,10 +203,10 @@ def _command(run: Path, shown: Container[str]) -> str:
     if not title.startswith("train.py "):
         return "(unknown: the run was started in Python)"
     with suppress(ValueError, ConfigError):  # a longer line ends within quotes
-        yaml, overrides = parse_command(shlex.split(title)[1:])
+        _, yaml, *words = shlex.split(title)
         options = (
-            f"--{key}={json.dumps(value) if key in shown and _is_shown(key, value) else '...'}"
-            for key, value in overrides.items()
+            f"--{key}={_as_json(value) if key in shown and _is_shown(key, value) else '...'}"
+            for key, value in parse_overrides(words).items()
         )
-        return " ".join(["train.py", yaml.name, *options])
+        return " ".join(["train.py", Path(yaml).name, *options])
     return "(unknown: it is too long)"

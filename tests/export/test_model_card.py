@@ -69,6 +69,12 @@ def test_card_has_data_results_licenses_and_command(run: Path) -> None:
         assert f"\n{line}\n" in card
 
 
+@pytest.mark.parametrize("words", ["'", "ctc.yaml --help", "ctc.yaml --lr=2026-11-21", ""])
+def test_command_of_a_log_may_be_anything(words: str, run: Path) -> None:
+    (run / "train.log").write_text(f"2026-11-21 08:23:38 train.py {words}")
+    assert "## How it was made" in card_of(run)
+
+
 def test_card_of_an_empty_run_folder_says_unknown(tmp_path: Path) -> None:
     card = card_of(tmp_path)
     assert 'license: "unknown"' in card and "fill it in before you publish" in card
