@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ from sbkit.config.hparams import read_spec
 from sbkit.export.export import export_run
 from sbkit.run.run import Run
 from tests.attacks.hostile import DAMAGES, refused, watched
+from tests.attacks.test_files import plant
 from tests.models.pretrained.folders import FRAMES, tiny_config
 from tests.runs import Workplace
 from tests.runtime.bundles import ROOT, SIZES, edit_config, make_run
@@ -232,6 +234,16 @@ def test_run_that_is_read_as_data_opens_no_address_or_module(
     readers = ["score", "tune an order"] if key == "lm_text" else "scores errors tune score"
     for message in refused_by(readers, tested):
         assert advice in message and (f"`{key}` of the run is " in message or key == "corpus")
+
+
+@pytest.mark.slow
+def test_address_in_the_files_of_a_run_is_not_opened(tested: Path) -> None:
+    """Not by a reader that refuses the run, either."""
+    for folder in (tested, tested / "bundle"):
+        plant(folder)
+    for read in READERS.values():
+        with watched(tested.parent / "canary"), suppress(SbkitError):
+            read(tested)
 
 
 def test_encoder_that_a_run_names_is_downloaded_for_training_only(folder: Path) -> None:
