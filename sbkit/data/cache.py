@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder, task_lock
 from sbkit.base.messages import plural, printable
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import make_cache_folder
 from sbkit.data.filesystem import disk_errors, iter_members, unpacking_errors
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     status = archive.stat()
     identity = f"{archive} {status.st_size} {status.st_mtime_ns}"
     digest = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
-    folder = cache_folder() / ARCHIVES_FOLDER / f"{archive.name}-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder = make_cache_folder(ARCHIVES_FOLDER) / f"{archive.name}-{digest}"
     with disk_errors(folder), task_lock(folder.parent, folder.name, wait=True):
         if not folder.is_dir():
             with atomic_folder(folder) as unpacked:
@@ -180,14 +179,15 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 def _sources_of(folder: Path) -> list[str]:
     source = _read_record(folder).get("source") or {}
-    return [*_texts_in(source.get("data_folder")), *_texts_in(source.get("manifest"))]
+    return [*texts_in(source.get("data_folder")), *texts_in(source.get("manifest"))]
 
 
-def _texts_in(value: object) -> list[str]:
+def texts_in(value: object) -> list[str]:
+    """Return a text itself, or the texts in lists and the values of mappings, at any depth."""
     inner = value.values() if isinstance(value, dict) else value
     if isinstance(inner, str):
         return [inner]
-    return [*chain(*map(_texts_in, inner))] if isinstance(inner, Iterable) else []
+    return [*chain(*map(texts_in, inner))] if isinstance(inner, Iterable) else []
 
 
 def _supersession_key(folder: Path) -> str:
@@ -196,7 +196,7 @@ def _supersession_key(folder: Path) -> str:
     audio = record.get("audio") or {}
     # The folder of an unpacked archive has another name if the archive is replaced.
     archive_folder = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")
-    texts = _texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
+    texts = texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
     tables = [archive_folder.sub("", text) for text in texts if "/" in text]
     made_from = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
     return json.dumps(made_from) if record else folder.name
