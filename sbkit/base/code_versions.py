@@ -20,9 +20,9 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(6, "de15a37c6b1051b7"),
+    "corpus": CodeVersion(6, "4ef0180f6be5ce69"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
-    "text": CodeVersion(10, "9af09d89a1362142"),
+    "text": CodeVersion(10, "46e7684ed4cde30f"),
     "token_counts": CodeVersion(1, "88c9f625f315e21e"),
     "labels": CodeVersion(1, "707d0770a1e74ba2"),
     "language_models": CodeVersion(1, "fd2ebab8e77b0055"),

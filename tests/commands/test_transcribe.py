@@ -427,7 +427,9 @@ def test_commands_with_one_folder_of_results_lose_nothing(
     assert locked == 8 * [True]
 
 
-@pytest.mark.parametrize("call", ["sbkit.tasks.asr.commands._add_to_record", "pathlib.Path.replace"])
+@pytest.mark.parametrize(
+    "call", ["sbkit.tasks.asr.commands._add_to_record", "pathlib.Path.replace"]
+)
 def test_result_of_a_killed_command_is_written_by_the_next_one(
     talks: Path, capsys: Captured, call: str
 ) -> None:

@@ -160,7 +160,9 @@ def _to_text(result: "Transcript", format: str) -> str:
     if format in TIMED_FORMATS:
         if result.text and not result.words:  # a user's task need not time them
             raise DataError(f"This model does not time words, which --format {format} needs.")
-        return {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
+        if format == "tsv":
+            return to_tsv(result.words)
+        return {"srt": to_srt, "vtt": to_vtt}[format](result.words, spaces=result.spaces)
     return str(result)
 
 
