@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from sbkit.check import check
 from sbkit.check.check import CheckResult, check_run
 from sbkit.check.checked_run import Finding, RunSpec, finding_at
 from sbkit.commands.cli import run
+from sbkit.logs.progress import shows_progress
 from sbkit.train import setup
 from sbkit.train.ownership import reachable
 from sbkit.train.setup import RunData, declare_run, prepare_data
@@ -121,6 +123,15 @@ def test_failing_check_is_a_note(declared: RunSpec, monkeypatch: pytest.MonkeyPa
     note, *_ = check_run(declared).findings
     assert not note.stops
     assert "(TypeError: an unexpected keyword)" in note.problem
+
+
+def test_progress_of_a_check_is_hidden(declared: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bool] = []
+    check_progress = Mock(__name__="check_progress")
+    check_progress.side_effect = lambda _: shown.append(shows_progress.get())
+    monkeypatch.setattr(check, "CHECKS_OF_VALUES", [check_progress])
+    check_run(declared)
+    assert shown == [False]
 
 
 def test_check_walks_past_a_module_without_super_init() -> None:
