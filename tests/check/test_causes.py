@@ -1,4 +1,4 @@
-"""`sbkit check` names a learning rate or a vocabulary that keeps a recognizer from learning."""
+"""`sbkit check` names a learning rate, batches or a vocabulary that keeps a recognizer from learning."""
 
 from itertools import product
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.check.check import check_run
-from sbkit.check.settings import check_causes
+from sbkit.check.settings import check_batches, check_causes
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.check.harness import declared_run
 from tests.runs import Workplace, rows_of
@@ -27,6 +27,13 @@ def test_rate_is_noted(
         findings = check_run(declared, checks=(check_causes,)).findings
         assert [finding.problem for finding in findings] == ([problem] if problem else [])
         assert all(f.where == declared.place("lr") and not f.stops for f in findings)
+
+
+def test_epoch_of_few_steps_is_noted_with_its_seconds(workplace: Workplace, tmp_path: Path) -> None:
+    with declared_run(workplace, tmp_path / "run", "--batch_seconds=60") as declared:
+        (finding,) = check_run(declared, checks=(check_batches,)).findings
+        assert finding.where == declared.place("batch_seconds") and not finding.stops
+    assert "with batches of 60 s, its 26 s of train make" in finding.problem
 
 
 def test_vocabulary_is_noted(workplace: Workplace, tmp_path: Path) -> None:
