@@ -146,6 +146,7 @@ def test_function_of_each_epoch_may_end_the_run(workplace: Workplace, tmp_path: 
 
 
 RESULTS: dict[str, Callable[[Run], object]] = {
+    "history": lambda run: run.history,
     "scores": lambda run: run.scores,
     "model": lambda run: run.model,
     "tune": lambda run: run.tune(out=run.folder.parent / "tuned"),
