@@ -1,10 +1,13 @@
-"""`sbkit check` names a learning rate, batches or a vocabulary that keeps a recognizer from learning."""
+"""`sbkit check` names a rate, batches or a vocabulary that keep a recognizer from learning."""
 
 from itertools import product
+from math import inf
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from sbkit.check import settings
 from sbkit.check.check import check_run
 from sbkit.check.settings import check_batches, check_causes
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -45,4 +48,11 @@ def test_vocabulary_is_noted(workplace: Workplace, tmp_path: Path) -> None:
     with declared_run(workplace, tmp_path / "run") as declared:
         (finding,) = check_run(declared, checks=(check_causes,)).findings
         assert finding.where == declared.place("token_type")
+        with patch.object(settings, "MIN_TOKEN_USES", 0):
+            assert not check_run(declared, checks=(check_causes,)).findings
+    with (
+        patch.object(settings, "MIN_TOKEN_USES", inf),
+        declared_run(workplace, tmp_path / "characters") as declared,
+    ):
+        assert not check_run(declared, checks=(check_causes,)).findings
     assert "The vocabulary of 300 tokens is large for" in finding.problem and not finding.stops

@@ -8,7 +8,7 @@ from unittest.mock import Mock, call
 import numpy as np
 import pytest
 
-from sbkit.base.errors import PARTLY_DONE, BundleError
+from sbkit.base.errors import PARTLY_DONE, BundleError, SbkitError
 from sbkit.export.formats import PARITY_FILE
 from sbkit.run import export_and_test
 from sbkit.run.export_and_test import write_declared_formats
@@ -67,9 +67,12 @@ def test_bundle_that_does_not_load_gets_no_name_and_the_checkpoint_is_tested(
     assert "CER" in read_json(tmp_path / "summary.json")["test"]["test"]
 
 
-def test_only_missing_formats_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_missing_formats_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     formats, modules = ["onnx", "sherpa-onnx"], ("mine",)
-    add_formats = Mock(return_value={})
+    reports = {"onnx": {"fp32": {"reasons": ["It differs"]}}}
+    add_formats = Mock(side_effect=[reports, SbkitError("No clips.")])
     monkeypatch.setattr(export_and_test, "declared_formats", lambda *_: formats)
     monkeypatch.setattr(export_and_test, "add_formats", add_formats)
     monkeypatch.setattr(export_and_test, "user_modules_of", lambda _: modules)
@@ -82,3 +85,7 @@ def test_only_missing_formats_are_written(tmp_path: Path, monkeypatch: pytest.Mo
     write_declared_formats(run)
     expected = [call(tmp_path, names, modules) for names in (formats, ["sherpa-onnx"])]
     assert add_formats.call_args_list == expected
+    assert caplog.messages == [
+        "onnx (fp32) is not written: It differs.",
+        "No format is written: No clips.",
+    ]

@@ -286,7 +286,8 @@ def test_tuned_decoder_has_a_bundle_of_its_own(finished: Overrides, tmp_path: Pa
     run = Run.open(folder_of(finished))
     before = contents_of(run.folder)
     out = run.tune(out=tmp_path / "tuned", word_lm_order=2, beam_size=4)
-    assert read_json(out / "config.json")["decoder"]["beam_size"] == 4
+    decoder = read_json(out / "config.json")["decoder"]
+    assert (decoder["beam_size"], decoder["attention_rescoring"]) == (4, False)
     assert contents_of(run.folder) == before
     text = tmp_path / "talks.txt"
     text.write_text("one two three\n")
