@@ -341,6 +341,8 @@ def test_moved_run_has_the_same_figures(
         recognizer.transcribe(Path(str(finished["data_folder"]), "clips", clip))
     descriptor = open_lock(Path("run"))
     assert try_lock(descriptor, if_unsupported=False)  # released when the test has ended
+    with pytest.raises(ConfigError, match="another one is training there"):
+        run.test()
     os.close(descriptor)
     config = Path("run/bundle/config.json")
     config.write_text(to_json({**read_json(config), "checkpoints": []}))  # those before training
