@@ -162,7 +162,7 @@ class Bundle(BundleContents):
                 ping("test")
                 (text,) = task.predict(self, replace(batch, clips=[segment.samples]))
                 segments.append(text.later(samples_to_seconds(segment.start, rate)))
-            recognized.append(join_recognitions(segments))
+            recognized.append(join_recognitions(segments, spaces=self.config.has_words))
         return recognized
 
     def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:

@@ -85,9 +85,9 @@ class RecognizedClip:
         return replace(self, words=words, start=self.start + seconds)
 
 
-def join_recognitions(segments: Sequence[RecognizedClip]) -> RecognizedClip:
-    """Join the texts and words of consecutive segments."""
-    text = join_segments(segment.text for segment in segments)
+def join_recognitions(segments: Sequence[RecognizedClip], *, spaces: bool) -> RecognizedClip:
+    """Join the texts, as `join_segments` does, and the words of consecutive segments."""
+    text = join_segments((segment.text for segment in segments), spaces=spaces)
     words = chain.from_iterable(segment.words for segment in segments)
     seconds = sum(segment.seconds for segment in segments)
     greedy = [segment.greedy for segment in segments if segment.greedy is not None]
@@ -96,7 +96,7 @@ def join_recognitions(segments: Sequence[RecognizedClip]) -> RecognizedClip:
         tuple(words),
         start=segments[0].start,
         seconds=seconds,
-        greedy=join_recognitions(greedy) if len(greedy) == len(segments) else None,
+        greedy=join_recognitions(greedy, spaces=spaces) if len(greedy) == len(segments) else None,
     )
 
 

@@ -157,7 +157,7 @@ def _make_decoder(
 
     settings: of the run; {} for a bundle.
     """
-    has_attention = bundle.model.network.seq_lin is not None and settings.get("ctc_weight", 0) < 1
+    has_attention = bundle.model.network.has_decoder and settings.get("ctc_weight", 0) < 1
     if attention_rescoring and not has_attention:
         raise ConfigError("`attention_rescoring` needs a trained attention decoder.")
     rescores = attention_rescoring if has_attention else False

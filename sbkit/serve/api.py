@@ -499,17 +499,18 @@ async def _transcription(
         case "text":
             return PlainTextResponse(transcript.text + "\n")
         case "srt":
-            return PlainTextResponse(to_srt(transcript.words))
+            return PlainTextResponse(to_srt(transcript.words, spaces=transcript.spaces))
         case "vtt":
-            return PlainTextResponse(to_vtt(transcript.words))
+            return PlainTextResponse(to_vtt(transcript.words, spaces=transcript.spaces))
     usage = {"type": "duration", "seconds": math.ceil(transcript.seconds)}
     content: JsonObject = {"text": transcript.text, "usage": usage}
     if fields.response_format == "verbose_json":
         content["duration"] = round(transcript.seconds, 3)
         granularities = fields.timestamp_granularities or ["segment"]
         if "segment" in granularities:
-            groups = enumerate(group_words(transcript.words))
-            content["segments"] = [_segment(index, words) for index, words in groups]
+            spaces = transcript.spaces
+            groups = enumerate(group_words(transcript.words, spaces=spaces))
+            content["segments"] = [_segment(index, words, spaces) for index, words in groups]
         if "word" in granularities:
             content["words"] = words_of(transcript.words)
         content["task"] = "transcribe"
@@ -535,12 +536,12 @@ def words_of(words: Sequence[Word]) -> list[JsonObject]:
     return [{"word": fields.pop("text"), **fields} for fields in map(Word.plain, words)]
 
 
-def _segment(index: int, words: Sequence[Word]) -> JsonObject:
+def _segment(index: int, words: Sequence[Word], spaces: bool) -> JsonObject:
     """Describe the words of a subtitle.
 
     CTC has no value for some fields of the API. They get the value that clear speech has.
     """
-    text = join_segments(word.text for word in words)
+    text = join_segments((word.text for word in words), spaces=spaces)
     log_confidences = [
         math.log(max(word.confidence, 1e-6)) for word in words if word.confidence is not None
     ]

@@ -62,6 +62,7 @@ class Item:
     """A turn as the client sees it: an item of the conversation."""
 
     begin: float  # in seconds of the session
+    spaces: bool  # between utterances; see `join_segments`
     finals: list[Final] = field(default_factory=list)  # the turn's finished utterances
     delta_text: str = ""  # the text of all deltas
     is_announced: bool = False  # whether the client knows that speech has started
@@ -70,7 +71,8 @@ class Item:
 
     def text(self, partial: str = "") -> str:
         """Return the text of the finished utterances and the ``partial`` text of the next one."""
-        return join_segments([*(final.text for final in self.finals), partial])
+        texts = [*(final.text for final in self.finals), partial]
+        return join_segments(texts, spaces=self.spaces)
 
     def add(self, event: Partial | Final) -> tuple[str, str]:
         """Add an event; return the whole text so far, and the new part of its stable text."""
@@ -193,7 +195,10 @@ class RealtimeSession:
 
     def _begin_turn(self, begin: float) -> None:
         self._turn = self._make_turn(seconds_to_samples(begin, self._rate))
-        self._item = Item(begin)  # not rounded to samples: a later time means new audio
+        self._begin_item(begin)  # not rounded to samples: a later time means new audio
+
+    def _begin_item(self, begin: float) -> None:
+        self._item = Item(begin, self._recognizer.spaces)
 
     async def _append(self, audio: str) -> None:
         try:
@@ -283,7 +288,7 @@ class RealtimeSession:
             await self._feed(samples, is_last=True)
         except SbkitError as error:
             await self._send_text("failed", error=as_api_error(error).plain()["error"])
-            self._item = Item(self._now)
+            self._begin_item(self._now)
         else:
             await self._complete(self._now)
 
@@ -306,7 +311,7 @@ class RealtimeSession:
             words=words_of([word for final in item.finals for word in final.words]),
             **item.reason,
         )
-        self._item = Item(end)
+        self._begin_item(end)
 
     async def _fail(self, error: Exception, event_id: object = None) -> None:
         content = as_api_error(error).plain()["error"]

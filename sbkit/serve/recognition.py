@@ -83,6 +83,7 @@ class RecognitionService:
         model, shapes = self.bundle.model, self.shapes
         self.sample_rate = self.bundle.config.sample_rate
         self.language = self.bundle.config.language
+        self.spaces = self.bundle.config.has_words
         self.runs_on = model.runs_on
         self._parallel_samples = model.parallel_batches * shapes.max_samples
         self.segments = Batcher[Samples, Encoded](

@@ -144,7 +144,7 @@ class Connection:
     async def _begin_clip(self) -> None:
         self._recognizer = self._service.models.pick_recognizer(self._options)
         self._turn = (await self._recognizer.turn_factory(self._options.phrases, None))(0)
-        self._item = Item(0.0)
+        self._item = Item(0.0, self._recognizer.spaces)
         self._seconds = 0.0
         self._incomplete = b""  # the start of a sample, or of one of all channels
         self._resampler: Resampler | None = None  # from the rate of the first block

@@ -378,14 +378,16 @@ def attach_marks(
     return [re.sub(f"({marks})\\1+(?={marks}*$)", r"\1", word) for word in marked_words]
 
 
-def join_segments(texts: Iterable[str]) -> str:
-    """Join the normalized texts of consecutive segments, with spaces if their scripts have them."""
+def join_segments(texts: Iterable[str], *, spaces: bool) -> str:
+    """Join the normalized texts of consecutive segments, as `normalize` would write them together.
+
+    spaces: those of the text table; without them, there are none beside scripts such as Chinese.
+    """
     joined = ""
     for text in texts:
         if not text:
             continue
-        is_unspaced = _UNSPACED_GAP.search(f"{joined[-1:]} {text[0]}")
-        if joined and not is_unspaced:
+        if joined and (spaces or not _UNSPACED_GAP.search(f"{joined[-1]} {text[0]}")):
             joined += " "
         joined += text
     return joined

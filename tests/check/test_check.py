@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from sbkit.check import check
 from sbkit.check.check import CheckResult, check_run
 from sbkit.check.checked_run import Finding, RunSpec, finding_at
 from sbkit.commands.cli import run
+from sbkit.logs.progress import shows_progress
 from sbkit.train import setup
 from sbkit.train.ownership import reachable
 from sbkit.train.setup import RunData, declare_run, prepare_data
@@ -123,6 +125,15 @@ def test_failing_check_is_a_note(declared: RunSpec, monkeypatch: pytest.MonkeyPa
     assert "(TypeError: an unexpected keyword)" in note.problem
 
 
+def test_progress_of_a_check_is_hidden(declared: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bool] = []
+    check_progress = Mock(__name__="check_progress")
+    check_progress.side_effect = lambda _: shown.append(shows_progress.get())
+    monkeypatch.setattr(check, "CHECKS_OF_VALUES", [check_progress])
+    check_run(declared)
+    assert shown == [False]
+
+
 def test_check_walks_past_a_module_without_super_init() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
@@ -137,16 +148,16 @@ def test_finding_is_kept_at_each_place_and_as_an_error(
     error = finding_at(declared, "lr", problem="a")
     elsewhere = finding_at(declared, "CNN", problem="a")
     findings = [error, replace(error, stops=False), elsewhere, replace(error, problem="b")]
+    findings.append(replace(error, fix="later"))
     checking(monkeypatch, findings)
 
-    def places() -> list[tuple[str, str, bool]]:
-        findings = check_run(declared).findings
-        return [(f.problem, f.where, f.stops) for f in findings if f.check == "front_end"]
+    def kept() -> list[Finding]:
+        return [f for f in check_run(declared).findings if f.check == "front_end"]
 
-    expected = [(f.problem, f.where, f.stops) for f in (error, *findings[2:])]
-    assert places() == expected
+    expected = [replace(f, check="front_end") for f in (error, *findings[2:4])]
+    assert kept() == expected
     findings[:2] = findings[1::-1]  # the note comes first
-    assert places() == expected
+    assert kept() == expected
 
 
 @pytest.mark.parametrize("num_errors", [1, 2])

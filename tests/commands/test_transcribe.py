@@ -11,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from random import Random
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from sbkit.base.errors import PARTLY_DONE, SbkitError
 from sbkit.base.files import task_lock
 from sbkit.commands.cli import build_parser, run
 from sbkit.tasks.asr import commands
-from sbkit.tasks.asr.commands import TEXT_OPTIONS, Entry, assign_names
+from sbkit.tasks.asr.commands import NO_ENTRY, TEXT_OPTIONS, Entry, assign_names
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.tasks.asr.recordings import find_audio
 from sbkit.text.recognized_word import Word
@@ -424,6 +425,33 @@ def test_commands_with_one_folder_of_results_lose_nothing(
     texts = {name: (talks / "out" / name).read_text() for name in results(talks / "out")}
     assert texts == {"talk.txt": "a fox\n", "talk.wav.txt": "the dog\n"}
     assert locked == 8 * [True]
+
+
+@pytest.mark.parametrize(
+    "call", ["sbkit.tasks.asr.commands._add_to_record", "pathlib.Path.replace"]
+)
+def test_result_of_a_killed_command_is_written_by_the_next_one(
+    talks: Path, capsys: Captured, call: str
+) -> None:
+    Path("model").mkdir()
+    command = ["transcribe", "model", "talks", "--out", "out"]
+    original = resolve_name(call)
+
+    def kill_at_results(first: Path, second: Any) -> None:
+        if isinstance(second, Path):
+            is_result = second.suffix == ".txt"
+        else:
+            is_result = any(entry.version != NO_ENTRY.version for entry in second)
+        if is_result:
+            raise SystemExit
+        original(first, second)
+
+    for _ in range(2):  # without results, and with those of another model
+        change_model()
+        with patch(call, kill_at_results), pytest.raises(SystemExit):
+            run(command)
+        assert run(command) == 0
+        assert "3 written, 0 failed\n" in capsys.readouterr().err
 
 
 def test_record_has_every_option_with_an_effect() -> None:

@@ -1,5 +1,6 @@
 """The end of a run: what it fits in memory is what its bundle computes."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,14 +8,18 @@ from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
+from torch import nn
 
-from sbkit.base.errors import PARTLY_DONE, BundleError
+from sbkit.base.errors import PARTLY_DONE, BundleError, ConfigError, SbkitError
 from sbkit.export.formats import PARITY_FILE
+from sbkit.lm.language_models import save, tokenizer_digest
 from sbkit.run import export_and_test
 from sbkit.run.export_and_test import write_declared_formats
 from sbkit.run.run import Run
+from sbkit.run.tuning import _make_decoder
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.scoring import sample_validation
+from tests.decoding.spoken import char_tokenizer
 from tests.runs import Workplace, read_json
 
 Captured = pytest.CaptureFixture[str]
@@ -67,9 +72,32 @@ def test_bundle_that_does_not_load_gets_no_name_and_the_checkpoint_is_tested(
     assert "CER" in read_json(tmp_path / "summary.json")["test"]["test"]
 
 
-def test_only_missing_formats_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("has_decoder", "ctc_weight", "rescores"),
+    [(True, 0.8, True), (True, 1.0, False), (False, 0.8, False)],  # `seq_lin` may be the middle's
+)
+def test_decoder_is_tuned_to_rescore_if_an_attention_decoder_was_trained(
+    has_decoder: bool, ctc_weight: float, rescores: bool, tmp_path: Path
+) -> None:
+    tokenizer = char_tokenizer(tmp_path, ["a fox"])
+    save({}, tmp_path / "lm", metadata={"tokenizer": tokenizer_digest(tokenizer)})
+    network = SimpleNamespace(has_decoder=has_decoder, seq_lin=nn.Linear(1, 1))
+    model = SimpleNamespace(network=network)
+    bundle: Any = SimpleNamespace(model=model, tokenizer=tokenizer, decoder=None)
+    settings = {"ctc_weight": ctc_weight, "attention_rescoring": True}
+    decoder = _make_decoder(bundle, settings, tmp_path / "lm", None, None)
+    assert decoder.attention_rescoring == rescores
+    refused = pytest.raises(ConfigError, match="needs a trained attention decoder")
+    with nullcontext() if rescores else refused:
+        _make_decoder(bundle, settings, tmp_path / "lm", None, True)
+
+
+def test_only_missing_formats_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     formats, modules = ["onnx", "sherpa-onnx"], ("mine",)
-    add_formats = Mock(return_value={})
+    reports = {"onnx": {"fp32": {"reasons": ["It differs"]}}}
+    add_formats = Mock(side_effect=[reports, SbkitError("No clips.")])
     monkeypatch.setattr(export_and_test, "declared_formats", lambda *_: formats)
     monkeypatch.setattr(export_and_test, "add_formats", add_formats)
     monkeypatch.setattr(export_and_test, "user_modules_of", lambda _: modules)
@@ -82,3 +110,7 @@ def test_only_missing_formats_are_written(tmp_path: Path, monkeypatch: pytest.Mo
     write_declared_formats(run)
     expected = [call(tmp_path, names, modules) for names in (formats, ["sherpa-onnx"])]
     assert add_formats.call_args_list == expected
+    assert caplog.messages == [
+        "onnx (fp32) is not written: It differs.",
+        "No format is written: No clips.",
+    ]

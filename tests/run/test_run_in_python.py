@@ -1,5 +1,6 @@
 """A run from Python does all that `train.py` does, and its folder may be moved."""
 
+import logging
 import os
 import pickle
 import shutil
@@ -21,8 +22,9 @@ from torch import nn
 
 from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit.base import machine
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import ConfigError, DataError, SbkitError
-from sbkit.base.files import open_lock, try_lock
+from sbkit.base.files import open_lock, to_json, try_lock
 from sbkit.base.machine import NvidiaDriver
 from sbkit.base.ranges import KEYS
 from sbkit.check.check import open_checked_run
@@ -144,6 +146,7 @@ def test_function_of_each_epoch_may_end_the_run(workplace: Workplace, tmp_path: 
 
 
 RESULTS: dict[str, Callable[[Run], object]] = {
+    "history": lambda run: run.history,
     "scores": lambda run: run.scores,
     "model": lambda run: run.model,
     "tune": lambda run: run.tune(out=run.folder.parent / "tuned"),
@@ -226,7 +229,10 @@ def test_run_without_a_model_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["", "bundle", "summary.json", "report.html"])
 def test_run_is_tested_again_unless_all_results_are_there(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A test that was killed between its summary and its report."""
     (tmp_path / "bundle").mkdir()
@@ -241,8 +247,10 @@ def test_run_is_tested_again_unless_all_results_are_there(
     brain = brain_of()
     monkeypatch.setattr(brain, "load_tested_weights", Mock())
     prepared: Any = SimpleNamespace(loaders=SimpleNamespace(test=()))
-    Run(YAML, {"output_folder": tmp_path})._finish(prepared, brain)
+    with caplog.at_level(logging.INFO):
+        Run(YAML, {"output_folder": tmp_path})._finish(prepared, brain)
     assert {call.called for call in calls.values()} == {missing != ""}
+    assert ("next: sbkit export" in caplog.text) == (missing != "bundle")
 
 
 def test_results_of_a_run_that_is_trained_further_are_set_aside(tmp_path: Path) -> None:
@@ -278,7 +286,8 @@ def test_tuned_decoder_has_a_bundle_of_its_own(finished: Overrides, tmp_path: Pa
     run = Run.open(folder_of(finished))
     before = contents_of(run.folder)
     out = run.tune(out=tmp_path / "tuned", word_lm_order=2, beam_size=4)
-    assert read_json(out / "config.json")["decoder"]["beam_size"] == 4
+    decoder = read_json(out / "config.json")["decoder"]
+    assert (decoder["beam_size"], decoder["attention_rescoring"]) == (4, False)
     assert contents_of(run.folder) == before
     text = tmp_path / "talks.txt"
     text.write_text("one two three\n")
@@ -287,7 +296,8 @@ def test_tuned_decoder_has_a_bundle_of_its_own(finished: Overrides, tmp_path: Pa
     models, _, _ = load(out / "lm.safetensors")
     assert {*models["words"].words[len(SPECIAL) :]} == {"one", "two", "three"}
     dev = str(Path(str(finished["data_folder"]), "dev.tsv"))
-    assert sbkit(["tune", str(out), "--data", dev, "--out", str(tmp_path / "second")]) == 0
+    for name, *orders in (("second",), ("third", "--word-lm-order=0", "--token-lm-order=0")):
+        assert sbkit(["tune", str(out), "--data", dev, "--out", str(tmp_path / name), *orders]) == 0
 
 
 @pytest.mark.slow
@@ -331,7 +341,16 @@ def test_moved_run_has_the_same_figures(
         recognizer.transcribe(Path(str(finished["data_folder"]), "clips", clip))
     descriptor = open_lock(Path("run"))
     assert try_lock(descriptor, if_unsupported=False)  # released when the test has ended
+    with pytest.raises(ConfigError, match="another one is training there"):
+        run.test()
     os.close(descriptor)
+    config = Path("run/bundle/config.json")
+    config.write_text(to_json({**read_json(config), "checkpoints": []}))  # those before training
+    write_checksums(config.parent)
+    Path("run/summary.json").unlink()
+    run.test()
+    test = read_log(log)[-1]
+    assert (test["kind"], test["epoch"], test["step"]) == ("test", 0, 0)
 
 
 def test_brain_of_a_run_has_its_initial_weights(finished: Overrides, tmp_path: Path) -> None:

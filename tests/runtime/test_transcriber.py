@@ -8,7 +8,7 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from sbkit.runtime.scoring import decoder_facts
 from sbkit.tasks.asr.predict import CPU_BATCH_SECONDS, Transcriber, Transcript
 from sbkit.tasks.asr.task import AsrTask
 from sbkit.tasks.vad.predict import VoiceDetector
+from sbkit.text.normalization import TextTable
 from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import RATE, UnsureModel, silence, speak, tone_bundle, tone_transcriber
 
@@ -124,13 +125,22 @@ def test_transcriber_joins_segments_at_pauses(pause: float, tmp_path: Path) -> N
     assert joined.seconds == pytest.approx(len(audio) / RATE)
 
 
-def test_transcriber_joins_chinese_without_spaces(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("spaces", "text"), [(False, "我爱北京天安门"), (True, "我爱北京 天安门")])
+def test_transcriber_joins_segments_as_transcripts_are_written(
+    spaces: bool, text: str, tmp_path: Path
+) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path, "我爱北京天安门")
+    bundle = replace(bundle, config=replace(bundle.config, normalizer=TextTable(spaces=spaces)))
     audio = np.concatenate([speak(tokenizer, "我爱北京"), silence(40), speak(tokenizer, "天安门")])
     parts: list[str] = []
-    (transcript,) = Transcriber(bundle=bundle).stream([audio], RATE, on_text=parts.append)
-    assert str(transcript) == "".join(parts) == "我爱北京天安门"
+    transcriber = Transcriber(bundle=bundle)
+    (transcript,) = transcriber.stream([audio], RATE, on_text=parts.append, nbest=1)
+    assert str(transcript) == "".join(parts) == transcript.nbest[0].text == text
     assert len(parts) > 1
+    (call,) = transcriber.stream([np.stack([audio, audio], axis=1)], RATE, channel="each")
+    assert f"1:{' ' if spaces else ''}{text}" in str(call)
+    with patch.object(AsrTask, "decodes_frames", False):  # such a task takes clips of 30 s
+        assert bundle.transcribe([audio]) == [text]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -24,7 +24,7 @@ from sbkit.serve.app import TRANSCRIPTION_ROUTE
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 from tests.processes import run_fresh
-from tests.runtime.tones import RATE, UnsureModel, speak, tone_bundle
+from tests.runtime.tones import RATE, UnsureModel, speak, streaming_bundle, tone_bundle
 from tests.runtime.tones import silence as pause
 from tests.serve.server import RunningServer, running_server, silence, wait_for, wav
 
@@ -62,6 +62,18 @@ def test_transcriptions_in_json_and_verbose_json(server: RunningServer) -> None:
     assert len(timed.segments) == 1
     fields = {"response_format": "verbose_json", "timestamp_granularities": "word"}
     assert len(server.post(audio, data=fields).json()["words"]) == 4
+
+
+@pytest.mark.parametrize(("language", "text"), [("ksw", "我爱 北京"), ("zh", "我爱北京")])
+def test_words_are_joined_as_transcripts_are_written(
+    tmp_path: Path, language: str, text: str
+) -> None:
+    tones = streaming_bundle(tmp_path, "我爱 北京")
+    with running_server(tmp_path, tones=tones, language=language) as server:
+        audio = server.say("我爱 北京")
+        for format in ("srt", "vtt"):
+            assert create(server, audio, response_format=format).endswith(f"\n{text}\n")
+        assert create(server, audio, response_format="verbose_json").segments[0].text == text
 
 
 def test_transcription_events_add_up_to_the_text(server: RunningServer) -> None:

@@ -98,9 +98,10 @@ def test_turn_ends_when_the_client_commits(kind: str, request: pytest.FixtureReq
             previous = completed.item_id
 
 
-def test_turn_joins_chinese_utterances_without_spaces() -> None:
+def test_turn_joins_utterances_as_transcripts_are_written() -> None:
     final = Final(seconds=1.0, text="我爱北京", start=0.0, end=1.0, words=())
-    assert Item(0.0, [final]).text("天安门") == "我爱北京天安门"
+    for spaces, text in ((False, "我爱北京天安门"), (True, "我爱北京 天安门")):
+        assert Item(0.0, spaces, [final]).text("天安门") == text
 
 
 def test_turn_ends_at_an_endpoint(server: RunningServer) -> None:

@@ -116,7 +116,8 @@ def test_join_segments_with_and_without_spaces() -> None:
         (["", ""], ""),
         (["你好。", "再见", "OK.", "Yes"], "你好。再见OK. Yes"),
     ):
-        assert join_segments(segments) == joined
+        assert join_segments(segments, spaces=False) == joined
+        assert join_segments(segments, spaces=True) == " ".join(filter(None, segments))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from sbkit.base.files import (
     require_writable,
     size_and_mtime,
     task_lock,
+    temporary_path,
     write_text_atomically,
 )
 from sbkit.base.messages import printable, printable_json
@@ -159,7 +160,9 @@ def _to_text(result: "Transcript", format: str) -> str:
     if format in TIMED_FORMATS:
         if result.text and not result.words:  # a user's task need not time them
             raise DataError(f"This model does not time words, which --format {format} needs.")
-        return {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
+        if format == "tsv":
+            return to_tsv(result.words)
+        return {"srt": to_srt, "vtt": to_vtt}[format](result.words, spaces=result.spaces)
     return str(result)
 
 
@@ -202,6 +205,7 @@ def plan_results(
         entries = [entry for entry in entries if not _is_orphan(entry, given, options.out)]
         names = assign_names(given, entries, suffix)
         latest = {entry.result: entry for entry in entries}
+        written = {(entry.result, entry.version): entry for entry in entries}
         reserved = [replace(NO_ENTRY, result=names[path], recording=path) for path in given]
         new = [entry for entry in reserved if entry.result not in latest]
         _add_to_record(options.out / f"{RECORD}.jsonl", [*moved, *new])
@@ -210,6 +214,8 @@ def plan_results(
             made_from = {"recording": [*size_and_mtime(file)], **common}
             version = size_and_mtime(options.out / name)
             before = latest.get(name, NO_ENTRY)
+            if version != NO_ENTRY.version:  # a killed command may not have placed its result
+                before = written.get((name, version), before)
             if version not in (NO_ENTRY.version, before.version) and not options.again:
                 fault = f"{options.out / name} was edited, or is not in the record, and is kept."
                 refused[file] = DataError(f"{fault} Move it away, or pass --again.")
@@ -295,7 +301,9 @@ def _digest(recording: str) -> str:
 
 
 def write_result(options: Namespace, entry: Entry, text: str) -> None:
-    """Write a result, and then its line of the record.
+    """Write a result beside its place, then its line of the record, and then put it there.
+
+    A result that a killed command left without a line would be kept like an edited one.
 
     Raises DataError if it cannot be written there; OSError if nothing can, as on a full disk.
     """
@@ -304,16 +312,20 @@ def write_result(options: Namespace, entry: Entry, text: str) -> None:
     if [*size_and_mtime(entry.recording)] != entry.made_from["recording"]:
         digest = ""  # other bytes lie there now than when the result was planned
     with task_lock(options.out, RECORD, wait=True):
+        share = f".{options.share.number}-of-{options.share.total}" if options.share else ""
+        beside = temporary_path(file)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(file, text)
+            write_text_atomically(beside, text)
+            entry = replace(entry, version=size_and_mtime(beside), digest=digest)
+            _add_to_record(options.out / f"{RECORD}{share}.jsonl", [entry])
+            beside.replace(file)
         except OSError as error:
             if error.errno in DISK_ERRORS:
                 raise
             raise DataError(f"{file} cannot be written ({error.strerror}).") from error
-        share = f".{options.share.number}-of-{options.share.total}" if options.share else ""
-        entry = replace(entry, version=size_and_mtime(file), digest=digest)
-        _add_to_record(options.out / f"{RECORD}{share}.jsonl", [entry])
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def _add_to_record(file: Path, entries: Iterable[Entry]) -> None:

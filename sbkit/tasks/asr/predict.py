@@ -136,6 +136,7 @@ class Transcriber(ReopenedWhenUnpickled):
         self.sample_rate = bundle.config.sample_rate
         self._read_ahead_seconds = read_ahead_seconds
         self.runs_on = bundle.model.runs_on
+        self._spaces = bundle.config.has_words
         if detector is not None:
             detector.require_rate(self.sample_rate)
         self._segmenter = Segmenter(self.sample_rate, frame_samples, detector, decodes_frames)
@@ -246,7 +247,7 @@ class Transcriber(ReopenedWhenUnpickled):
                     channel_transcripts = []
                 else:
                     recognized.append(next(decoded))
-                    text = join_segments([last_character, recognized[-1].text])
+                    text = join_segments([last_character, recognized[-1].text], spaces=self._spaces)
                     if on_text is not None:
                         on_text(printable(text.removeprefix(last_character)))
                     last_character = text[-1:]
@@ -361,7 +362,7 @@ class Transcriber(ReopenedWhenUnpickled):
     def _join(
         self, recognized: Sequence[RecognizedClip], file: str | None, last: Segment, nbest: int
     ) -> Transcript:
-        joined = join_recognitions(recognized)
+        joined = join_recognitions(recognized, spaces=self._spaces)
         return Transcript(
             file=file,
             text=printable(joined.text),
@@ -369,20 +370,23 @@ class Transcriber(ReopenedWhenUnpickled):
             words=tuple(replace(word, text=printable(word.text)) for word in joined.words),
             utterances=tuple(recognized),
             runs_on=self.runs_on,
-            nbest=_join_alternatives(recognized, nbest),
+            spaces=self._spaces,
+            nbest=_join_alternatives(recognized, nbest, spaces=self._spaces),
         )
 
     def _seconds(self, samples: int) -> float:
         return samples_to_seconds(samples, self.sample_rate)
 
 
-def _join_alternatives(recognized: Sequence[RecognizedClip], count: int) -> tuple[Alternative, ...]:
+def _join_alternatives(
+    recognized: Sequence[RecognizedClip], count: int, *, spaces: bool
+) -> tuple[Alternative, ...]:
     """Return the most probable texts of consecutive segments, whose probabilities multiply."""
     best = [Alternative("", 0.0)]
     for segment in recognized:
         joined = [
             Alternative(
-                printable(join_segments([before.text, after.text])),
+                printable(join_segments([before.text, after.text], spaces=spaces)),
                 before.log_prob + after.log_prob,
             )
             for before, after in product(best, segment.nbest)

@@ -42,9 +42,12 @@ class Subtitle:
         return f"{_clock(self.start, decimal_mark)} --> {_clock(self.end, decimal_mark)}"
 
 
-def subtitles(words: Sequence[Word]) -> list[Subtitle]:
-    """Make subtitles of words; each one ends by the time the next one of its channel starts."""
-    groups = group_words(words)
+def subtitles(words: Sequence[Word], *, spaces: bool = True) -> list[Subtitle]:
+    """Make subtitles of words; each one ends by the time the next one of its channel starts.
+
+    spaces: see `join_segments`.
+    """
+    groups = group_words(words, spaces=spaces)
     timed: list[Subtitle] = []
     for index, group in enumerate(groups):
         start = group[0].start
@@ -52,20 +55,20 @@ def subtitles(words: Sequence[Word]) -> list[Subtitle]:
         later_words = (later[0] for later in groups[index + 1 :])
         starts = (word.start for word in later_words if word.channel == group[0].channel)
         end = min(end, start + MAX_SHOWN_SECONDS, next(starts, inf))
-        timed.append(Subtitle("\n".join(_lines(group)), start, end))
+        timed.append(Subtitle("\n".join(_lines(group, spaces)), start, end))
     return timed
 
 
-def group_words(words: Iterable[Word]) -> list[list[Word]]:
+def group_words(words: Iterable[Word], *, spaces: bool = True) -> list[list[Word]]:
     """Return the words of each subtitle, all of one channel, in the order of their starts."""
     channels: dict[int | None, list[Word]] = {}
     for word in words:
         channels.setdefault(word.channel, []).append(word)
-    groups = [group for spoken in channels.values() for group in _group_words(spoken)]
+    groups = [group for spoken in channels.values() for group in _group_words(spoken, spaces)]
     return sorted(groups, key=lambda group: group[0].start)
 
 
-def _group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
+def _group_words(words: Sequence[Word], spaces: bool) -> Iterator[list[Word]]:
     """Yield the words of each subtitle; its width, its duration and pauses limit it.
 
     A full subtitle ends at its longest pause; of pauses equal to a tenth of a second, at the last.
@@ -74,7 +77,7 @@ def _group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
     group: list[Word] = []
     for word in chain.from_iterable(map(_split_long, words)):
         group.append(word)
-        while not _fits(group):
+        while not _fits(group, spaces):
             pauses = [round(after.start - before.end, 1) for before, after in pairwise(group)]
             min_end = group[0].start + MIN_SHOWN_SECONDS
             sizes = [size for size in range(1, len(group)) if group[size].start >= min_end]
@@ -86,10 +89,10 @@ def _group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
         yield group
 
 
-def _fits(group: Sequence[Word]) -> bool:
+def _fits(group: Sequence[Word], spaces: bool) -> bool:
     """Return whether words fit into a subtitle, given that those before the last one do."""
     return len(group) == 1 or (
-        len(_lines(group)) <= MAX_LINES
+        len(_lines(group, spaces)) <= MAX_LINES
         and group[-1].end - group[0].start <= MAX_SHOWN_SECONDS
         and group[-1].start - group[-2].end <= MAX_PAUSE_SECONDS
     )
@@ -103,7 +106,7 @@ def _split_long(word: Word) -> Iterator[Word]:
     clusters = regex.findall(r"\X", word.text)
     widths = [*map(cell_len, clusters)]
     width = sum(widths)
-    label_width = cell_len(join_segments([channel_label(word), "1"])) - 1
+    label_width = cell_len(join_segments([channel_label(word), "1"], spaces=True)) - 1
     if width <= MAX_WIDTH // 2:
         yield word
         return
@@ -119,7 +122,7 @@ def _split_long(word: Word) -> Iterator[Word]:
         yield replace(word, text="".join(texts), start=start, end=end)
 
 
-def to_srt(words: Sequence[Word]) -> str:
+def to_srt(words: Sequence[Word], *, spaces: bool = True) -> str:
     """Write SubRip.
 
     >>> print(to_srt([Word("hello", 0.5, 0.9), Word("there", 1.0, 1.4)]))
@@ -130,16 +133,16 @@ def to_srt(words: Sequence[Word]) -> str:
     """
     blocks = (
         f"{number}\n{subtitle.timing_line(',')}\n{subtitle.text}\n"
-        for number, subtitle in enumerate(subtitles(words), start=1)
+        for number, subtitle in enumerate(subtitles(words, spaces=spaces), start=1)
     )
     return "\n".join(blocks)
 
 
-def to_vtt(words: Sequence[Word]) -> str:
+def to_vtt(words: Sequence[Word], *, spaces: bool = True) -> str:
     """Write WebVTT, with the characters &, < and > escaped."""
     blocks = (
         f"{subtitle.timing_line('.')}\n{escape(subtitle.text, quote=False)}\n"
-        for subtitle in subtitles(words)
+        for subtitle in subtitles(words, spaces=spaces)
     )
     return "\n".join(["WEBVTT\n", *blocks])
 
@@ -190,11 +193,11 @@ def channel_label(word: Word) -> str:
     return "" if word.channel is None else f"{word.channel}:"
 
 
-def _lines(group: Sequence[Word]) -> list[str]:
+def _lines(group: Sequence[Word], spaces: bool) -> list[str]:
     """Wrap words at the width of a line, in columns: Chinese letters have two."""
     lines = [channel_label(group[0])]
     for word in group:
-        line = join_segments([lines[-1], word.text])
+        line = join_segments([lines[-1], word.text], spaces=spaces)
         if cell_len(line) <= MAX_WIDTH:
             lines[-1] = line
         else:

@@ -20,6 +20,7 @@ class Transcript:
     text: str
     seconds: float  # of audio
     runs_on: EffectiveRuntime  # where and how the model ran
+    spaces: bool = True  # whether words are separated, as in the transcripts of train
     words: tuple[Word, ...] = ()  # if their times were requested
     utterances: tuple[
         RecognizedClip, ...
@@ -53,9 +54,10 @@ def merge_channels(transcripts: Sequence[Transcript]) -> Transcript | DataError:
     ]
     words.sort(key=attrgetter("start"))
     labeled = ([channel_label(turn[0]), *(word.text for word in turn)] for turn in turns(words))
+    first = transcripts[0]
     return replace(
-        transcripts[0],
-        text="\n".join(map(join_segments, labeled)),
+        first,
+        text="\n".join(join_segments(turn, spaces=first.spaces) for turn in labeled),
         seconds=max(transcript.seconds for transcript in transcripts),
         words=tuple(words),
         utterances=(),
