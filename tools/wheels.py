@@ -19,6 +19,9 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
+CPU_HINT = """\
+With cpu, pip must find torch and torchaudio in the versions of constraints.txt and with +cpu. Let
+PIP_EXTRA_INDEX_URL be the address of PyTorch's index for CPUs, which pytorch.org shows."""
 
 
 def main() -> None:
@@ -31,7 +34,7 @@ def main() -> None:
             canonicalize_name(package["metadata"]["name"]): Version(package["metadata"]["version"])
             for package in packages
         }
-        pinned = (f"{name}=={version}" for name, version in versions.items() if name != "sbkit")
+        pinned = (f"{name}==={version}" for name, version in versions.items() if name != "sbkit")
         pip("wheel", "--no-deps", f"--wheel-dir={folder}", wheel, *pinned)
     requirements = Path(folder, "requirements.txt")
     requirements.write_text(hashed(Path(folder), versions))
@@ -41,23 +44,25 @@ def main() -> None:
     )
 
 
-def pip(*words: str) -> None:
-    """Run pip, which explains its errors itself."""
+def pip(*words: str, hint: str = "") -> None:
+    """Run pip, which explains its errors; it ends this program, with a hint if there is one."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
     if code := subprocess.run(command).returncode:
-        sys.exit(code)
+        sys.exit(hint or code)
 
 
 def resolve(wheel: str, extras: str, device: str, temporary: Path) -> list[dict[str, Any]]:
     """Return pip's report on each package that an empty environment needs."""
     text = (ROOT / "constraints.txt").read_text("utf-8")
-    if device == "cpu":
-        text = re.sub(r"(?m)^(torch|torchaudio)==\S+", r"\g<0>+cpu", text)
+    # `==2.11.0` admits 2.11.0+cpu, too, which pip prefers where its index has it.
+    pin = r"\g<0>+cpu" if device == "cpu" else r"\g<0>,!=\1+cpu"
+    text = re.sub(r"(?m)^(?:torch|torchaudio)==(\S+)", pin, text)
     constraints, report = temporary / "constraints.txt", temporary / "report.json"
     constraints.write_text(text)
     pip(
         *("install", "--dry-run", "--ignore-installed", f"--report={report}"),
         *(f"--constraint={constraints}", f"{wheel}[{extras}]" if extras else wheel),
+        hint=CPU_HINT if device == "cpu" else "",
     )
     packages: list[dict[str, Any]] = json.loads(report.read_bytes())["install"]
     (sbkit,) = (package for package in packages if package["metadata"]["name"] == "sbkit")
