@@ -54,7 +54,6 @@ def pip(*words: str, hint: str = "") -> None:
 def resolve(wheel: str, extras: str, device: str, temporary: Path) -> list[dict[str, Any]]:
     """Return pip's report on each package that an empty environment needs."""
     text = (ROOT / "constraints.txt").read_text("utf-8")
-    # `==2.11.0` admits 2.11.0+cpu, too, which pip prefers where its index has it.
     pin = r"\g<0>+cpu" if device == "cpu" else r"\g<0>,!=\1+cpu"
     text = re.sub(r"(?m)^(?:torch|torchaudio)==(\S+)", pin, text)
     constraints, report = temporary / "constraints.txt", temporary / "report.json"
@@ -90,7 +89,10 @@ def size_of(url: str) -> int | None:
 
 
 def hashed(folder: Path, versions: Mapping[str, Version]) -> str:
-    """Return a line for each package: its version, and the hashes of its wheels in the folder."""
+    """Return a line for each package: its version, and the hashes of its wheels in the folder.
+
+    `==2.11.0` would admit 2.11.0+cpu, too, which pip prefers if it finds it.
+    """
     hashes: dict[str, list[str]] = {}
     for wheel in sorted(folder.glob("*.whl")):
         name, version, *_ = parse_wheel_filename(wheel.name)
@@ -98,7 +100,7 @@ def hashed(folder: Path, versions: Mapping[str, Version]) -> str:
             with wheel.open("rb") as file:
                 hashes.setdefault(name, []).append(file_digest(file, "sha256").hexdigest())
     return "".join(
-        " ".join((f"{name}=={versions[name]}", *(f"--hash=sha256:{hash}" for hash in hashes[name])))
+        " ".join((f"{name}==={versions[name]}", *(f"--hash=sha256:{hash}" for hash in hashes[name])))
         + "\n"
         for name in sorted(hashes)
     )
