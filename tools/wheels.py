@@ -93,17 +93,14 @@ def hashed(folder: Path, versions: Mapping[str, Version]) -> str:
 
     `==2.11.0` would admit 2.11.0+cpu, too, which pip prefers if it finds it.
     """
-    hashes: dict[str, list[str]] = {}
+    lines = {}
     for wheel in sorted(folder.glob("*.whl")):
         name, version, *_ = parse_wheel_filename(wheel.name)
         if versions.get(name) == version:
+            line = lines.setdefault(name, [f"{name}==={version}"])
             with wheel.open("rb") as file:
-                hashes.setdefault(name, []).append(file_digest(file, "sha256").hexdigest())
-    return "".join(
-        " ".join((f"{name}==={versions[name]}", *(f"--hash=sha256:{hash}" for hash in hashes[name])))
-        + "\n"
-        for name in sorted(hashes)
-    )
+                line.append(f"--hash=sha256:{file_digest(file, 'sha256').hexdigest()}")
+    return "".join(f"{' '.join(line)}\n" for line in lines.values())
 
 
 if __name__ == "__main__":
