@@ -85,14 +85,12 @@ def license_of(package: Distribution) -> str:
     metadata = package.metadata
     if stated := STATED_ELSEWHERE.get(canonicalize_name(metadata["Name"])):
         return stated
-    classifiers = [
-        classifier.rpartition(" :: ")[2]
-        for classifier in metadata.get_all("Classifier", ())
-        if classifier.startswith("License ::")
-    ]
-    text = metadata.get("License", "")
-    is_name = text and "\n" not in text
-    return metadata.get("License-Expression") or (text if is_name else ", ".join(classifiers))
+    expressions, texts, classifiers = (
+        metadata.get_all(field) or [] for field in ("License-Expression", "License", "Classifier")
+    )
+    names = [text for text in texts if text and "\n" not in text]
+    tails = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")]
+    return ", ".join(expressions or names or tails)
 
 
 def libraries_of(package: Distribution) -> Mapping[str, str]:

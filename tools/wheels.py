@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import Request, urlopen
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import NormalizedName, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
@@ -88,12 +88,12 @@ def size_of(url: str) -> int | None:
         return None
 
 
-def hashed(folder: Path, versions: Mapping[str, Version]) -> str:
+def hashed(folder: Path, versions: Mapping[NormalizedName, Version]) -> str:
     """Return a line for each package: its version, and the hashes of its wheels in the folder.
 
     `==2.11.0` would admit 2.11.0+cpu, too, which pip prefers if it finds it.
     """
-    lines = {}
+    lines: dict[str, list[str]] = {}
     for wheel in sorted(folder.glob("*.whl")):
         name, version, *_ = parse_wheel_filename(wheel.name)
         if versions.get(name) == version:
