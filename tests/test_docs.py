@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from docs import licenses
 from docs.reference import FOLDER, PAGES
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.runs import ROOT
@@ -49,6 +52,22 @@ def anchors(file: Path) -> set[str]:
 def test_reference_is_what_its_generator_writes(name: str) -> None:
     is_current = (FOLDER / name).read_text("utf-8") == PAGES[name]()
     assert is_current, f"docs/reference/{name} is older than the code: run python -m docs.reference"
+
+
+def test_page_of_licenses_has_each_package_and_each_library_in_a_wheel() -> None:
+    pins = map(Requirement, (ROOT / "constraints.txt").read_text("utf-8").splitlines())
+    pinned = {
+        pin.name: str(pin.specifier) for pin in pins if not pin.marker or pin.marker.evaluate()
+    }
+    for package in licenses.default_packages():
+        version = f"=={package.version}"
+        if pinned.get(canonicalize_name(package.name), version) != version:
+            pytest.skip(
+                f"the page has the versions of constraints.txt, not {package.name}{version}"
+            )
+    page = licenses.PAGE.read_text("utf-8")
+    assert licenses.UNKNOWN not in page
+    assert page == licenses.licenses(), "docs/licenses.md is older: run python -m docs.licenses"
 
 
 @pytest.fixture(scope="module")

@@ -41,10 +41,16 @@ GUIDE = ROOT / "docs/guide"
 READMES = (*(ROOT / folder / "README.md" for folder in FOLDERS), *DOCS)
 # The beginnings of commands that have tests of their own, or need a GPU, a network or other data.
 NOT_RUN_HERE = (
-    *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
+    *(
+        "tools/demo",
+        "tools/test",
+        "tools/offline",
+        "tools/launch/one_node.sh",
+        "tools/launch/several_nodes.sh",
+    ),
     *("cp ", "cd ", "chmod ", "source .venv/bin/activate", "export PATH="),
     *("python3 -m venv ", "/srv/lab/env/bin/"),
-    *("pip install ", "pip wheel ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/"),
+    *("pip install ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/"),
     "sbkit --version",
     *("mkdocs serve", "python -m docs.", "ct2-transformers-converter "),
     "python -m tools.prove_resume",
@@ -109,7 +115,9 @@ SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
     ),
 }
 FORMS = ("torchrun train.py hparams/ctc.yaml",)
-COMMAND = re.compile(r"(torchrun|python|sbkit|sbatch|tools/(demo|test|launch/\w+\.sh))( |$)")
+COMMAND = re.compile(
+    r"(torchrun|python|sbkit|sbatch|tools/(demo|test|offline|launch/\w+\.sh))( |$)"
+)
 
 
 def name_of(page: Path) -> str:
@@ -433,7 +441,9 @@ def test_every_excuse_is_for_a_command_of_a_page() -> None:
     assert not [beginning for beginning in NOT_RUN_HERE if beginning not in text]
 
 
-@pytest.mark.parametrize("tool", ["demo", "test", "launch/one_node.sh", "launch/several_nodes.sh"])
+@pytest.mark.parametrize(
+    "tool", ["demo", "test", "offline", "launch/one_node.sh", "launch/several_nodes.sh"]
+)
 def test_tools_exist_and_are_executable(tool: str) -> None:
     assert os.access(ROOT / "tools" / tool, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / "tools" / tool], check=True)

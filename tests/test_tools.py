@@ -1,9 +1,12 @@
-"""tools/demo with a small model, tools.show, tools.mutate, and benchmarks of small models."""
+"""tools/demo with a small model, tools.show, tools.wheels, tools.mutate, and small benchmarks."""
 
 import importlib
 import json
+import os
+import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,6 +83,70 @@ def test_show_folder_names_output_folder_of_command() -> None:
     yaml = str(ROOT / "hparams/ctc.yaml")
     assert show.folder([yaml, "--seed=5"]) == "results/ctc/en/5"
     assert show.folder([yaml, "--output_folder=there"]) == "there"
+
+
+def write_wheel(folder: Path, name: str, version: str, *metadata: str) -> Path:
+    """Write a wheel without code."""
+    file = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    texts = {
+        "METADATA": "\n".join(
+            ("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata)
+        ),
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "".join(f"{info}/{part},,\n" for part in ("METADATA", "WHEEL", "RECORD")),
+    }
+    with zipfile.ZipFile(file, "w") as wheel:
+        for part, text in texts.items():
+            wheel.writestr(f"{info}/{part}", text)
+    return file
+
+
+@pytest.mark.slow(30)
+def test_wheels_install_pinned_versions_with_hashes_and_without_an_index(tmp_path: Path) -> None:
+    pins = dict(re.findall(r"(?m)^(\w+)==(\S+)", (ROOT / "constraints.txt").read_text()))
+    index = tmp_path / "index"
+    index.mkdir()
+    for name, version in (("torch", pins["torch"]), ("six", pins["six"]), ("six", "99")):
+        write_wheel(index, name, version)
+    cpu_wheel = write_wheel(index, "torch", f"{pins['torch']}+cpu")
+    needs = ("Requires-Dist: torch", "Provides-Extra: more", "Requires-Dist: six; extra == 'more'")
+    sbkit = write_wheel(tmp_path, "sbkit", "1.0", *needs)
+    environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    environment["PIP_CONFIG_FILE"] = os.devnull
+
+    def call(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", *map(str, words)]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    def versions_in(folder: Path) -> dict[str, str]:
+        lines = (folder / "requirements.txt").read_text().splitlines()
+        return dict(line.split(" ")[0].split("===") for line in lines)
+
+    def install(folder: Path) -> subprocess.CompletedProcess[str]:
+        target = ("--target", tmp_path / "installed", "--no-index", "--find-links", folder)
+        return call(
+            "pip", "install", "--require-hashes", *target, "-r", folder / "requirements.txt"
+        )
+
+    folder = tmp_path / "wheels"
+    made = call("tools.wheels", folder, "cuda", sbkit, "more")
+    assert (made.returncode, made.stdout) == (0, "3 packages, 0 MB\n"), made.stderr
+    assert versions_in(folder) == {"sbkit": "1.0", "six": pins["six"], "torch": pins["torch"]}
+    environment["PIP_FIND_LINKS"] = ""
+    installed = install(folder)
+    assert installed.returncode == 0, installed.stderr
+    write_wheel(folder, "six", pins["six"], "Summary: another")
+    assert "DO NOT MATCH THE HASHES" in install(folder).stderr
+
+    environment["PIP_FIND_LINKS"] = str(index)
+    assert call("tools.wheels", tmp_path / "cpu", "cpu", sbkit, "").returncode == 0
+    assert versions_in(tmp_path / "cpu") == {"sbkit": "1.0", "torch": f"{pins['torch']}+cpu"}
+    cpu_wheel.unlink()
+    refused = call("tools.wheels", folder, "cpu", sbkit, "")
+    assert (refused.returncode, "PIP_EXTRA_INDEX_URL" in refused.stderr) == (1, True)
+    refused = call("tools.wheels", folder, "cuda", sbkit, "more,mroe")
+    assert refused.stderr.endswith("sbkit has no extra mroe. It has more.\n")
 
 
 def test_mutate_prints_fault_that_no_test_notices(

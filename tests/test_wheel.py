@@ -18,6 +18,18 @@ MAX_BYTES = 2e6
 PROJECT = ("train.py", "hparams/", "recipes/", "docs/notebooks/")
 DATA_SUFFIXES = (".html", ".j2", ".css", ".js", ".toml", ".typed")
 
+# Run at the start of each process: notes connections of Python. torch's between ranks are in C++.
+NOTE_CONNECTIONS = """
+import sys
+
+def note(event, arguments):
+    if event in ("socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
+        with open({log!r}, "a") as file:
+            file.write(f"{{sys.argv}}: {{event}} {{arguments}}\\n")
+
+sys.addaudithook(note)
+"""
+
 Call = Callable[..., str]
 
 
@@ -42,10 +54,16 @@ def test_wheel_holds_package_and_project(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def call(wheel: Path, workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Call:
-    """Return a function that runs Python, with the wheel but without the checkout."""
+    """Return a function that runs Python, with the wheel but without the checkout.
+
+    It fails if a process connects or asks for an address: all data is on this machine.
+    """
     target = tmp_path_factory.mktemp("installed")
+    connections = target / "connections"
+    connections.touch()
     install = [sys.executable, "-m", "pip", "-q", "install", "--no-deps", "--target", target, wheel]
     subprocess.run(install, check=True)
+    (target / "sitecustomize.py").write_text(NOTE_CONNECTIONS.format(log=str(connections)))
     environment = {**os.environ, "PYTHONPATH": str(target), "SBKIT_CACHE": str(workplace.cache)}
 
     def call(*words: object, cwd: Path) -> str:
@@ -55,23 +73,12 @@ def call(wheel: Path, workplace: Workplace, tmp_path_factory: pytest.TempPathFac
         )
         assert process.returncode == 0, process.stderr
         assert str(ROOT) not in process.stdout + process.stderr
+        noted = connections.read_text()
+        connections.write_text("")
+        assert not noted
         return process.stdout
 
     return call
-
-
-@pytest.mark.slow(40)
-@pytest.mark.ddp
-def test_new_project_trains_and_exports_in_an_empty_folder(
-    call: Call, workplace: Workplace, tmp_path: Path
-) -> None:
-    call("-m", "sbkit", "new", "mine", cwd=tmp_path)
-    assert all(any((tmp_path / "mine").glob(pattern)) for pattern in PROJECT_FILES)
-    options = workplace.arguments(tmp_path / "run", "--number_of_epochs=1")
-    launcher = ("-m", "torch.distributed.run", "--standalone")
-    call(*launcher, "train.py", *options, cwd=tmp_path / "mine")
-    call("-m", "sbkit", "export", tmp_path / "run", "--out", "model", cwd=tmp_path / "mine")
-    assert (tmp_path / "mine/model/model.safetensors").exists()
 
 
 COMMANDS = """
@@ -87,6 +94,31 @@ for words in json.loads(sys.argv[1]):
     outputs.append(output.getvalue())
 print(json.dumps(outputs))
 """
+
+
+@pytest.mark.slow(80)
+@pytest.mark.ddp
+def test_new_project_checks_trains_exports_and_scores_in_an_empty_folder(
+    call: Call, workplace: Workplace, tmp_path: Path
+) -> None:
+    call("-m", "sbkit", "new", "mine", cwd=tmp_path)
+    project = tmp_path / "mine"
+    assert all(any(project.glob(pattern)) for pattern in PROJECT_FILES)
+    options = workplace.arguments(tmp_path / "run", "--number_of_epochs=1")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    call(*launcher, "train.py", *options, cwd=project)
+    clip = workplace.release / "clips" / rows_of(workplace.release / "test.tsv")[0]["path"]
+    commands = [
+        ["check", *options],
+        ["export", str(tmp_path / "run"), "--out", "model"],
+        ["transcribe", "model", str(clip)],
+        ["score", "model", str(workplace.release / "test.tsv")],
+    ]
+    *_, scores = json.loads(call("-c", COMMANDS, json.dumps(commands), cwd=project))
+    assert "WER" in scores
+    assert (project / "model/model.safetensors").exists()
+    with pytest.raises(AssertionError, match="getaddrinfo"):
+        call("-c", "import socket; socket.getaddrinfo('localhost', 80)", cwd=tmp_path)
 
 
 @pytest.mark.slow(40)
