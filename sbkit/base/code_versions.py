@@ -25,7 +25,7 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "text": CodeVersion(10, "9af09d89a1362142"),
     "token_counts": CodeVersion(1, "88c9f625f315e21e"),
     "labels": CodeVersion(1, "707d0770a1e74ba2"),
-    "language_models": CodeVersion(1, "fd2ebab8e77b0055"),
+    "language_models": CodeVersion(1, "f8dcabab4394ffe7"),
     "symbols": CodeVersion(3, "d473a0712826a1d4"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
     "speech": CodeVersion(2, "e221d67f3c0d16d1"),
