@@ -6,7 +6,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -199,8 +199,12 @@ def differences(before: RunDescription, now: RunDescription) -> list[Difference]
     if before.data and now.data:
         allowed |= DATA_SETTINGS
     same = {path for path, text in now.references.items() if before.references.get(path) == text}
-    for difference in _compare(_replace_at(before.values, now.values, same), now.values):
-        is_allowed = difference.key in allowed or _adjusts_training(difference.name, now)
+    for difference in _compare(before.values, now.values):
+        if any(f"{difference.name}.".startswith(f"{path}.") for path in same):
+            continue  # it follows the value that the reference names
+        is_item = isinstance(now.values.get(difference.key), list)  # of a list that has a name
+        name = difference.key if is_item else difference.name
+        is_allowed = difference.key in allowed or _adjusts_training(name, now)
         differing.append(difference._replace(is_allowed=is_allowed))
     return differing
 
@@ -380,23 +384,6 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
             yield from _leaves(child, (*keys, key), seen)
 
 
-def _replace_at(before: Any, now: Any, paths: Set[str], path: str = "") -> Any:
-    """Return the earlier value, but with the present values at ``paths``."""
-    if path in paths:
-        return now
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        return {
-            key: _replace_at(value, now[key], paths, f"{path}.{key}".removeprefix("."))
-            if key in now
-            else value
-            for key, value in before.items()
-        }
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = enumerate(zip(before, now, strict=True))
-        return [_replace_at(*pair, paths, f"{path}.{index}") for index, pair in pairs]
-    return before
-
-
 def _replace_texts(value: Any, texts: Mapping[str, str]) -> Any:
     """Replace texts at any depth of a plain value."""
     if isinstance(value, Mapping):
@@ -407,11 +394,13 @@ def _replace_texts(value: Any, texts: Mapping[str, str]) -> Any:
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Yield the differences in the order of ``now``; nested mappings are compared by key."""
+    """Yield the differences in the order of ``now``; nested values by key, or by index."""
     removed = [name for name in before if name not in now]
     for name in [*now, *removed]:
         old = before.get(name, MISSING)
         new = now.get(name, MISSING)
+        if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+            old, new = dict(enumerate(old)), dict(enumerate(new))
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             for difference in _compare(old, new):
                 yield difference._replace(name=f"{name}.{difference.name}")

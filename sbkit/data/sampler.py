@@ -10,6 +10,7 @@ are more windows if a source repeats, so that a batch rarely has the same uttera
 """
 
 import math
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -86,38 +87,22 @@ def join_rows(
     would not fit into a batch of ``capacity`` samples. It grows until it has ``target_samples``,
     and never beyond the capacity.
     """
+    starts, lengths, speeds = array("i"), array("i"), array("h")
+    percent, total = 100, target_samples  # nothing precedes the first row
     natural = samples[order]
-    played = at_speed(natural, percents)
-    fits = played <= capacity
-    percents = np.where(fits, percents, 100).astype(np.int16)
-    # The length of the example that ends with each row; rows are first taken to start an example.
-    totals = np.where(fits, played, natural)
-    is_joined = is_joined.copy()
-    is_joined[:1] = False
-    for rows in _rounds(is_joined):  # a row's predecessor is in an earlier round
-        joined = totals[rows - 1] + at_speed(natural[rows], percents[rows - 1])
-        joins = (totals[rows - 1] < target_samples) & (joined <= capacity)
-        is_joined[rows] = joins
-        totals[rows] = np.where(joins, joined, totals[rows])
-        percents[rows] = np.where(joins, percents[rows - 1], percents[rows])
-    firsts = np.flatnonzero(~is_joined)
-    starts = np.append(firsts, len(order))
-    return Examples(
-        order.astype(np.int32),
-        starts.astype(np.int32),
-        totals[starts[1:] - 1].astype(np.int32),
-        percents[firsts],
-    )
-
-
-def _rounds(is_joined: Bools) -> list[Counts]:
-    """Return the rows that may join by their distance from the start of an example: 1, 2, ..."""
-    rows = np.arange(len(is_joined))
-    distances = rows - np.maximum.accumulate(np.where(is_joined, 0, rows))
-    rows = rows[is_joined]
-    distances = distances[is_joined]
-    by_distance = rows[np.argsort(distances, kind="stable")]
-    return np.split(by_distance, np.cumsum(np.bincount(distances))[1:-1]) if len(rows) else []
+    # The items of memoryviews are Python numbers, which are made faster than those of arrays.
+    columns = (natural.data, at_speed(natural, percents).data, percents.data, is_joined.data)
+    for row, (length, played, drawn, may_join) in enumerate(zip(*columns, strict=True)):
+        may_grow = may_join and total < target_samples
+        if may_grow and (joined := total + at_speed(length, percent)) <= capacity:
+            lengths[-1] = total = joined
+        else:
+            percent, total = (drawn, played) if played <= capacity else (100, length)
+            starts.append(row)
+            lengths.append(total)
+            speeds.append(percent)
+    starts.append(len(order))
+    return Examples(order.astype(np.int32), *map(np.array, (starts, lengths, speeds)))
 
 
 class Plan(Sequence[MicroBatch]):

@@ -25,7 +25,7 @@ import numpy as np
 
 from sbkit.base.arrays import Bools, LogProbs
 from sbkit.decoding.greedy import REACH_FRAMES, Hypothesis, check_log_probs, near_speech
-from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
+from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel, NgramState
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 MAX_CACHED_STATES = 1 << 17  # each takes 1 to 4 kB with its arcs; with fewer, decoding is slower
@@ -412,11 +412,11 @@ class TokenScorer:
     def start(self) -> Hashable:
         return self._lm.start
 
-    def advance(self, state: int, token: int) -> tuple[float, Hashable]:
+    def advance(self, state: NgramState, token: int) -> tuple[float, Hashable]:
         log_prob, after = self._lm.advance(state, self._ids[token])
         return self._lm_weight * log_prob + self._token_bonus, after
 
-    def end(self, state: int) -> float:
+    def end(self, state: NgramState) -> float:
         return self._lm_weight * self._lm.advance(state, END)[0]
 
 
@@ -486,7 +486,7 @@ def _texts_for(lm: NgramModel, tokenizer: Tokenizer) -> tuple[str, ...]:
     )
 
 
-WordState = tuple[int, LexiconNode | None]
+WordState = tuple[NgramState, LexiconNode | None]
 """The language model's state, and the lexicon node of the current word: the root between words,
 None once a word has left the lexicon and the price of an unknown word is paid."""
 
@@ -561,7 +561,7 @@ class WordScorer:
             score = self._lm_weight * log_prob + self._word_bonus - self._lookahead(node)
         return score, (history, self._root)
 
-    def _leave(self, history: int, node: LexiconNode) -> tuple[float, WordState]:
+    def _leave(self, history: NgramState, node: LexiconNode) -> tuple[float, WordState]:
         """Pay for an unknown word, and take back the look-ahead payment."""
         log_prob, history = self._lm.advance(history, UNKNOWN)
         price = self._lm_weight * log_prob + self._word_bonus + self._unknown_word_score

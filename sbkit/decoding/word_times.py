@@ -24,7 +24,7 @@ from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import frames_needed, samples_to_seconds
 from sbkit.decoding.greedy import mask_silence
-from sbkit.lm.ngram import UNKNOWN, NgramModel
+from sbkit.lm.ngram import NO_HISTORY, UNKNOWN, NgramModel
 from sbkit.text.normalization import is_mark
 from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import SPACE, Tokenizer
@@ -191,7 +191,7 @@ class WordFeatures(NamedTuple):
 def word_features(words: Sequence[TimedWord], lm: NgramModel | None) -> list[WordFeatures]:
     """Compute the features of the words of a text."""
     features: list[WordFeatures] = []
-    state = 0 if lm is None else lm.start
+    state = NO_HISTORY if lm is None else lm.start
     for word in words:
         log_prob = 0.0
         if lm is not None:

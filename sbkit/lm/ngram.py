@@ -4,8 +4,8 @@ Legend: V words, N n-grams of one order. An n-gram of order n is a row of that o
 key is (row of its first n - 1 words in order n - 1) * V + (id of its last word). Thus n-grams with
 the same context are adjacent, and one binary search per word finds any of them.
 
-A state is the shortest history that predicts as well as all words so far: the number of an n-gram,
-counted from 1 through all orders, or NO_HISTORY.
+A state is the shortest history that predicts as well as all words so far: the rows of the last
+word, the last two words, ... in their orders; MISSING where the model lacks such an n-gram.
 """
 
 from bisect import bisect_left
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-import numpy as np
-
 from sbkit.base.arrays import Float32s, Int64s
 from sbkit.text.normalization import TextTable, normalize
 
-NO_HISTORY = 0  # a state
+NgramState = tuple[int, ...]
+NO_HISTORY: NgramState = ()
+MISSING = -1  # in a state
 
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids
 SPECIAL = ("<unk>", "<s>", "</s>")  # by id
@@ -62,7 +62,7 @@ class NgramModel:
     table: TextTable | None = None
 
     def __reduce__(self) -> tuple[type["NgramModel"], tuple[object, ...]]:
-        """Pickle the model without its cached tables, for processes that decode."""
+        """Pickle the model without its views of the arrays, for processes that decode."""
         return type(self), (self.words, self.grams, self.table)
 
     @property
@@ -70,7 +70,7 @@ class NgramModel:
         return len(self.grams)
 
     @cached_property
-    def start(self) -> int:
+    def start(self) -> NgramState:
         """The state after `<s>`."""
         return self.advance(NO_HISTORY, BEGIN)[1]
 
@@ -85,67 +85,44 @@ class NgramModel:
         """Write a text as the model knows its words."""
         return text if self.table is None else normalize(text, "", self.table)
 
-    def advance(self, state: int, word: int) -> tuple[float, int]:
+    def advance(self, state: NgramState, word: int) -> tuple[float, NgramState]:
         """Return the natural log-probability of a word after a state, and the state after it."""
-        words, shorter, states, begins, log_probs, backoffs = self._columns
-        total = 0.0
-        while state:
-            end = begins[state + 1]
-            number = bisect_left(words, word, begins[state], end)
-            if number < end and words[number] == word:
-                return total + log_probs[number], states[number]
-            total += backoffs[state]
-            state = shorter[state]
-        return total + log_probs[1 + word], states[1 + word]
+        unigrams, orders, is_state = self._columns
+        size = len(self.words)
+        log_prob = unigrams[word]
+        rows = [word]
+        for context, (backoffs, keys, log_probs) in zip(state, orders, strict=False):
+            row = MISSING
+            if context != MISSING:
+                key = context * size + word
+                row = bisect_left(keys, key)
+                if row < len(keys) and keys[row] == key:
+                    log_prob = log_probs[row]
+                else:
+                    row = MISSING
+                    log_prob += backoffs[context]
+            rows.append(row)
+        del rows[self.order - 1 :]
+        while rows and (rows[-1] == MISSING or not is_state[len(rows) - 1][rows[-1]]):
+            rows.pop()
+        return log_prob, tuple(rows)
 
     @cached_property
-    def _columns(self) -> tuple[memoryview, ...]:
-        """The n-grams of all orders by number, (N + 1,) each; number 0 stands for no n-gram.
+    def _columns(self) -> tuple[memoryview, list[tuple[memoryview, ...]], list[memoryview]]:
+        """Views of the arrays: an item of a memoryview takes 40 ns, one of an array takes 100.
 
-        Returns the id of the last word; the state to back off to; the state after all words; where
-        the n-grams with this context begin, or would begin, (N + 2,); and log-probability and
-        back-off as in `Grams`. A state is an n-gram with successors or a back-off weight.
+        Returns the log-probabilities of unigrams; by order of contexts, their back-offs, and keys
+        and log-probabilities of n-grams after them; whether contexts have either, and are states.
         """
-        size = len(self.words)
-        firsts = [0, *np.cumsum([1, *map(len, self.grams)]).tolist()]  # numbers, by order
-        orders = zip(self.grams, firsts, strict=False)
-        keys = np.concatenate([[0], *(grams.keys + first * size for grams, first in orders)])
-        zero = np.zeros(1, np.float32)
-        log_probs = np.concatenate([zero, *(grams.log_probs for grams in self.grams)])
-        backoffs = np.concatenate([zero, *(grams.backoffs for grams in self.grams)])
-        begins = 1 + np.searchsorted(keys[1:], size * np.arange(len(keys) + 1))
-        is_state = (backoffs != 0) | (begins[1:] > begins[:-1])
-        is_state[firsts[-2] :] = False  # of the highest order
-        contexts, words = np.divmod(keys, size)
-        shorter, states = np.zeros_like(keys), np.zeros_like(keys)
-        for first, end in pairwise(firsts[1:]):
-            order = slice(first, end)
-            if first > 1:
-                suffixes = _longest_grams(
-                    keys, shorter, shorter[contexts[order]], words[order], size
-                )
-                shorter[order] = states[suffixes]
-            states[order] = np.where(is_state[order], np.arange(first, end), shorter[order])
-        # An item of a memoryview is a Python number, which takes 40 ns; one of an array takes 100.
-        integers = (array.astype(np.uint32).data for array in (words, shorter, states, begins))
-        return *integers, log_probs.data, backoffs.data
+        orders = list[tuple[memoryview, ...]]()
+        is_state = list[memoryview]()
+        for contexts, grams in pairwise(self.grams):
+            has_effect = contexts.backoffs != 0
+            has_effect[grams.keys // len(self.words)] = True
+            orders.append((contexts.backoffs.data, grams.keys.data, grams.log_probs.data))
+            is_state.append(has_effect.data)
+        return self.grams[0].log_probs.data, orders, is_state
 
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {word: n for n, word in enumerate(self.words)}
-
-
-def _longest_grams(
-    keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size: int
-) -> Int64s:
-    """Return the longest n-gram of each word after a state, or after a state to back off to."""
-    longest = np.zeros_like(words)
-    pending = np.arange(len(words))
-    while len(pending):
-        targets = states[pending] * size + words[pending]
-        numbers = 1 + np.searchsorted(keys[1:], targets)
-        exists = keys[np.minimum(numbers, len(keys) - 1)] == targets
-        longest[pending[exists]] = numbers[exists]
-        pending = pending[~exists]
-        states[pending] = shorter[states[pending]]
-    return longest

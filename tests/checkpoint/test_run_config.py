@@ -112,6 +112,8 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
         ("!ref <lr>", "!ref <lr>\nlr_schedule: {start: !ref <peak>}", {"peak": 0.5}, False),
         ("!ref <lr>", "!ref <hidden> * 0.1", {"hidden": 4}, False),
         ("!ref <lr>", "!ref <seed> * 0.1", {"seed": 4}, False),
+        ("!ref <lr>", "0.1\n    b: !ref <pair>\npair: [0.9, 0.98]", {"pair": [0.5, 0.98]}, True),
+        ("!ref <lr>", "0.1\nscales: !ref <pair>\npair: [0.9, 0.98]", {"pair": [0.5, 0.98]}, False),
         ("", "", {"peak": 0.5}, False),  # code may read it
     ],
 )
@@ -273,7 +275,7 @@ def test_value_that_only_follows_another_is_not_named(tmp_path: Path) -> None:
     )
     rate, pair, size = differences(before, declare(tmp_path, edited, lr=0.5))
     assert rate == ("lr", 0.1, 0.5, True)
-    assert pair == ("pair", [0.5, 1], [0.5, 2], False)
+    assert pair == ("pair.1", 1, 2, False)
     assert size == ("CNN.out_features", 3, 6, False)
 
 

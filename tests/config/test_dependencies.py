@@ -20,7 +20,7 @@ FILES = {
     "edited_plots.py": ("x = 1", ""),  # nothing imports it
     "words.txt": ("one", "words"),
     "table.csv": ("a,b", "tokenizer.tables.1"),
-    "talks.txt": ("hello", "lm_text"),
+    "talks.txt": ("hello", "lm_text.0"),
     "teacher/config.json": ("{}", "teacher"),
     "noise/deep/b.wav": ("noise", "noise.folder"),
     "noise/new.wav": ("", "noise.folder"),

@@ -153,6 +153,8 @@ def test_train_sampler_joins_utterances_up_to_a_length() -> None:
     (joined,) = micro_batches(samples, concat_prob=1.0)
     lengths_of_joined = {example.samples for batch in joined for example in batch}
     assert lengths_of_joined == {MAX_JOINED_SECONDS * SECOND, 9 * SECOND}
+    (full,) = micro_batches(samples, concat_prob=1.0, batch_seconds=9)
+    assert {example.samples for batch in full for example in batch} == {9 * SECOND}
     (apart,) = micro_batches(samples, concat_prob=0.0)
     assert {len(example.rows) for batch in apart for example in batch} == {1}
 
@@ -169,7 +171,7 @@ def test_train_sampler_draws_a_speed_for_each_example() -> None:
 
 
 def test_train_sampler_plays_at_natural_speed_what_would_not_fit() -> None:
-    (batches,) = micro_batches([39 * SECOND, SECOND], speeds=[0.9])
+    (batches,) = micro_batches([36 * SECOND + 1, 36 * SECOND], speeds=[0.9])
     speeds = {example.rows: example.percent for batch in batches for example in batch}
     assert speeds == {(0,): 100, (1,): 90}
     assert (fastest_percent([0.9]), fastest_percent([0.9, 1.1])) == (100, 110)

@@ -109,11 +109,15 @@ def test_ngram_may_exist_without_its_suffix() -> None:
     bigrams, trigrams = grams([1 * 5 + 3], [-0.1], [-0.125]), grams([0 * 5 + 4], [-0.5], [0])
     fourgrams = grams([0 * 5 + 3], [-0.75], [0])
     model = NgramModel(WORDS, (UNIGRAMS, bigrams, trigrams, fourgrams))
-    state = model.start
-    for word, expected in ((3, -0.1), (4, -0.5), (4, -2.25), (3, -1.25)):
-        log_prob, state = model.advance(state, word)
-        assert log_prob == pytest.approx(expected)
-    assert state == NO_HISTORY
+    for sentence in (
+        ((3, -0.1), (4, -0.5), (4, -2.25), (3, -1.25)),
+        ((3, -0.1), (4, -0.5), (3, -0.75)),  # `<s> a b` has no back-off, but a word after it
+    ):
+        state = model.start
+        for word, expected in sentence:
+            log_prob, state = model.advance(state, word)
+            assert log_prob == pytest.approx(expected)
+        assert state == NO_HISTORY
 
 
 # -- ARPA files
