@@ -2,7 +2,7 @@
 
 corpus.json                 its splits and its shards; in the cache, the inputs it was made from
 SPLIT.arrow                 rows: id, sentence, samples, other columns, the location of the audio
-NAME.arrow, NAME.parquet    shards of audio (`sbkit.data.shard`)
+NAME.clips, NAME.parquet    shards of audio (`sbkit.data.shard`)
 files.arrow                 the path, size and time of each audio file
 facts/                      values computed from rows (`sbkit.data.facts`)
 
@@ -81,7 +81,7 @@ from sbkit.data.work_units import (
 from sbkit.data.work_units import write as write
 from sbkit.logs.progress import progress_bar
 
-CORPUS_FORMAT = 6
+CORPUS_FORMAT = 7
 UNSAFE_CHARS = re.compile(r"[^\w.+-]+")  # in the name of a folder
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # 1000 clips of 5 s at 16 kHz take 160 MB
 UNITS_PER_CORE = 4  # for a small corpus
@@ -148,7 +148,7 @@ class CorpusRecord:
 
     def require_shards(self, storage: Storage) -> None:
         """Raise DataError unless all shards are there, with audio files of these sizes."""
-        tables = [f"{name.removesuffix('.arrow')}.parquet" for name in self.shards]
+        tables = [f"{name.removesuffix('.clips')}.parquet" for name in self.shards]
         expected = {**self.shards, **dict.fromkeys(tables)}
         sizes = storage.listed_sizes([*expected])
         for (name, stated), size in zip(expected.items(), sizes, strict=True):
@@ -238,7 +238,7 @@ def verify(location: str) -> int:
     if not names:
         raise DataError(f"{storage.url} has no shards of `sbkit prepare --out`.")
     num_damaged = 0
-    sizes = storage.listed_sizes([f"{name}.arrow" for name in names])
+    sizes = storage.listed_sizes([f"{name}.clips" for name in names])
     with progress_bar("verifying shards", len(names)) as advance:
         for name, size in zip(names, sizes, strict=True):
             if not is_whole(storage, name, size):
@@ -503,10 +503,10 @@ class _CacheFolder:
             storage = Storage(folder)
             for unit, names in list_shards(storage).items():
                 for shard in read_shard_tables(storage, names):
-                    clips = pa.Table.from_struct_array(shard.table[AUDIO])
+                    clips = pa.Table.from_struct_array(shard.stored[AUDIO])
                     if unit in tables or pc.any(are_current(missing_files, clips)).as_py():
                         num_linked += 1
-                        for suffix in (".arrow", ".parquet"):  # a shard is complete with its table
+                        for suffix in (".clips", ".parquet"):  # a shard is complete with its table
                             _link(folder / f"{shard.name}{suffix}", self.path)
         return num_linked > 0
 
