@@ -22,10 +22,11 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import datasets
@@ -119,6 +120,11 @@ class DataSettings(Settings):
         return super().__getitem__(name)
 
 
+def split_fingerprint(digest: str, role: str, index: int) -> str:
+    """Return a hash of a split and its place in a run; training splits are joined in order."""
+    return short_digest([digest, role, index * (role == "train")])
+
+
 class PreparedData(NamedTuple):
     """The splits of a corpus."""
 
@@ -132,6 +138,7 @@ class CorpusRecord:
 
     splits: the facts that `RowWriter.write` returns.
     shards: the sizes of their audio files in bytes, by name.
+    settings: in the cache, the values of `DATA_KEYS`.
     """
 
     format: int
@@ -140,6 +147,7 @@ class CorpusRecord:
     roles: Mapping[str, Sequence[str]]
     splits: Mapping[str, Mapping[str, Any]]
     shards: Mapping[str, int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
@@ -275,10 +283,12 @@ def _write_rows(
     record_file: str,
     *,
     ending: str = "",
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the rows of all splits, the list of their files, and the record of both.
 
     ending: the end of the file names, before the suffix.
+    settings: for the record.
     """
     storage = shards.storage
     with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
@@ -294,7 +304,8 @@ def _write_rows(
             sample_rate=shards.template.sample_rate,
             roles=corpus.roles(),
             splits=splits,
-            shards=shards.sizes,
+            shards={k: size for k, size in shards.sizes.items() if k in writer.shard_names},
+            settings=dict(settings),
         )
         storage.write(record_file, to_json(asdict(record)).encode(**ENCODING))
 
@@ -368,12 +379,14 @@ class _CacheFolder:
     keys_digest: of the values of `DATA_KEYS`, or of the roles and rows of the splits.
     made_from: the inputs that decide the audio, as plain data.
     template: a work unit without content.
+    settings: the values of `DATA_KEYS`.
     """
 
     path: Path
     keys_digest: str
     made_from: Mapping[str, object]
     template: WorkUnit
+    settings: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -396,7 +409,8 @@ class _CacheFolder:
         about = corpus.describe()["name"] or "tables"
         name = f"{about}-{short_digest(made_from['audio'])}-{short_digest(made_from)}"
         path = cache_folder() / CORPORA_FOLDER / UNSAFE_CHARS.sub("-", name).lstrip("-.")
-        return cls(path, short_digest(keys), made_from, template)
+        values = {name: settings.get(name) for name in DATA_KEYS} | source
+        return cls(path, short_digest(keys), made_from, template, values)
 
     @property
     def ending(self) -> str:
@@ -461,7 +475,10 @@ class _CacheFolder:
             missing = {split: [*map(clips.missing, items)] for split, items in row_blocks.items()}
             if add_shards(missing, files):
                 shards, clips = self._find_clips(files)
-        _write_rows(corpus, row_blocks, shards, clips, self.record_name, ending=self.ending)
+        record_name, settings = self.record_name, self.settings
+        _write_rows(
+            corpus, row_blocks, shards, clips, record_name, ending=self.ending, settings=settings
+        )
 
     def _find_clips(self, files: pa.Table) -> tuple[Shards, StoredClips]:
         """Read the tables of all shards; remove tables of damaged audio files."""

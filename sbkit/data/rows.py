@@ -277,6 +277,7 @@ class RowWriter:
     folder: the target.
     ending: the end of the file names, before the suffix.
     files: blocks of the list of files, as FILES_SCHEMA.
+    shard_names: the names of the shards of these rows.
     """
 
     shards: Shards
@@ -284,6 +285,7 @@ class RowWriter:
     folder: Path
     ending: str = ""
     files: list[pa.Table] = field(default_factory=list)
+    shard_names: set[str] = field(default_factory=set)
 
     def write(self, corpus: Corpus, row_blocks: RowBlocks) -> dict[str, Any]:
         """Write the rows of all splits; return the facts about each, as plain data."""
@@ -366,6 +368,8 @@ class RowWriter:
                 filtered.update(block.filtered)
                 table = _rows_to_write(block)
                 _update_hashes(digest, fingerprint, table)
+                names = pc.unique(pc.struct_field(table[AUDIO], "file")).to_pylist()
+                self.shard_names.update(name.rpartition("/")[2] for name in names)
                 yield table
 
         self._write_tables(split, rows_to_write())
@@ -394,6 +398,15 @@ class RowWriter:
         parts[0].replace(file)
         for part in parts[1:]:
             part.unlink()
+
+
+def write_rows(file: Path, rows: pa.Table) -> dict[str, Any]:
+    """Write the rows of a split again; return the facts that change with them."""
+    digest, fingerprint = hashlib.sha256(), hashlib.sha256()
+    _update_hashes(digest, fingerprint, rows)
+    _write_part(file, [rows])
+    fingerprints = (digest.hexdigest(), fingerprint.hexdigest()[:NUM_DIGITS])
+    return dict(zip(("rows", "digest", "fingerprint"), (len(rows), *fingerprints), strict=True))
 
 
 def _write_part(file: Path, tables: Iterable[pa.Table]) -> Path:

@@ -76,6 +76,7 @@ CLIP_TYPE = pa.struct(  # the column AUDIO of a shard's table
     }
 )
 UNREADABLE_AUDIO = "unreadable audio"  # a reason to leave out a clip
+FORGOTTEN = "forgotten"  # the reason of a row without a name, with the size of what was erased
 # Faults that are not recorded, because the file may be there at the next attempt
 TEMPORARY_REASONS = ("missing", "unreachable")
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
@@ -226,7 +227,8 @@ class ShardTable(NamedTuple):
     @property
     def left_out(self) -> pa.Table:
         """The clips without usable audio."""
-        return self.table.filter(pc.is_valid(self._reasons))
+        reasons = self._reasons.fill_null(FORGOTTEN)
+        return self.table.filter(pc.not_equal(reasons, FORGOTTEN))
 
     @property
     def audio_bytes(self) -> int:
