@@ -57,7 +57,7 @@ from sbkit.data.filesystem import Storage
 from sbkit.data.manifest import Manifest
 from sbkit.data.prepared import CorpusRecord, DataSettings, split_fingerprint, unit_template
 from sbkit.data.read_manifests import TABLE_PATTERN, choose_files, find_files, read_files
-from sbkit.data.rows import FILES_NAME, map_rows, write_rows
+from sbkit.data.rows import FILES_NAME, map_rows, write_part, write_rows
 from sbkit.data.shard import (
     AUDIO,
     CLIP_TYPE,
@@ -550,7 +550,7 @@ def _rewrite_rows(storage: Storage, eraser: _Eraser, named: _Named, *, dry_run: 
     fingerprints = [*rows_of_out.fingerprints()]
     is_changed = False
     splits: dict[str, Mapping[str, object]] = {}
-    with TemporaryDirectory(dir=storage.folder) as scratch:
+    with TemporaryDirectory(dir=None if dry_run else storage.folder) as scratch:
         for split, facts in record.splits.items():
             rows = map_rows(storage.fetch(f"{split}.arrow", Path(scratch)), facts["rows"]).table
             is_found = eraser.has_found(_locations_of(rows))
@@ -569,7 +569,7 @@ def _rewrite_rows(storage: Storage, eraser: _Eraser, named: _Named, *, dry_run: 
         files = MemoryMappedTable.from_file(
             str(storage.fetch(f"{FILES_NAME}.arrow", Path(scratch)))
         ).table
-        write_rows(Path(scratch, "new"), files.filter(pc.invert(named.has(files["path"]))))
+        write_part(Path(scratch, "new"), [files.filter(pc.invert(named.has(files["path"])))])
         storage.move_in(Path(scratch, "new"), f"{FILES_NAME}.arrow")
     record = replace(record, splits=splits)
     storage.write(CORPUS_FILE, to_json(asdict(record)).encode(**ENCODING))

@@ -386,7 +386,7 @@ class RowWriter:
         """Write one or more tables into a file; a column that some lack is null in their rows."""
         file = self.folder / f"{name}{self.ending}.arrow"
         parts = [
-            _write_part(temporary_path(file), part)
+            write_part(temporary_path(file), part)
             for _, part in groupby(tables, key=lambda table: table.schema)
         ]
         if len(parts) > 1:
@@ -394,7 +394,7 @@ class RowWriter:
             rows = pa.concat_tables(mapped, promote_options="default")
             starts = range(0, max(1, len(rows)), BLOCK_ROWS)
             blocks = (rows.slice(start, BLOCK_ROWS) for start in starts)
-            parts = [_write_part(temporary_path(file), blocks), *parts]
+            parts = [write_part(temporary_path(file), blocks), *parts]
         parts[0].replace(file)
         for part in parts[1:]:
             part.unlink()
@@ -404,12 +404,12 @@ def write_rows(file: Path, rows: pa.Table) -> dict[str, Any]:
     """Write the rows of a split again; return the facts that change with them."""
     digest, fingerprint = hashlib.sha256(), hashlib.sha256()
     _update_hashes(digest, fingerprint, rows)
-    _write_part(file, [rows])
+    write_part(file, [rows])
     fingerprints = (digest.hexdigest(), fingerprint.hexdigest()[:NUM_DIGITS])
     return dict(zip(("rows", "digest", "fingerprint"), (len(rows), *fingerprints), strict=True))
 
 
-def _write_part(file: Path, tables: Iterable[pa.Table]) -> Path:
+def write_part(file: Path, tables: Iterable[pa.Table]) -> Path:
     """Write tables of one schema."""
     tables = iter(tables)
     first = next(tables)
