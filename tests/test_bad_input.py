@@ -76,6 +76,26 @@ def test_transcripts_too_long_for_their_audio_are_left_out(
     assert read_json(tmp_path / "run" / "summary.json")["test"]["test"]["utterances"] == 4
 
 
+@pytest.mark.slow
+def test_run_is_not_resumed_once_a_clip_of_it_is_forgotten(
+    own_release: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    run = tmp_path / "run"
+    assert own_release.train_here(run, ONE_EPOCH, "--check=False") == 0
+    (path, _), *others = (
+        (row["path"], row["sentence"]) for row in rows_of(own_release.release / "train.tsv")
+    )
+    capsys.readouterr()
+    clip = own_release.release / "clips" / path
+    assert own_release.sbkit("cache", "forget", clip, "--runs", tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{run} has names or texts of these clips, in:" in lines
+    write_tsv(own_release.release, "train", others)
+    sentence = refusal(own_release, run, "--number_of_epochs=2", capsys=capsys)
+    assert "Clips of train were forgotten" in sentence and "cannot be resumed" in sentence
+    assert own_release.train_here(tmp_path / "new", ONE_EPOCH, "--check=False") == 0
+
+
 @pytest.fixture(scope="module")
 def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"

@@ -223,8 +223,8 @@ class _Eraser:
         """
         for shard, is_kept in self.found.get(storage.url, ()):
             kept = shard.table.filter(is_kept)
-            if removes_shards and storage.folder is not None and not len(kept):
-                (storage.folder / f"{shard.name}.parquet").unlink()
+            if removes_shards and not (len(kept) and storage.find(shard.name, ".clips")):
+                storage.remove(f"{shard.name}.parquet")
                 continue
             self._write_anew(storage, shard, ShardTable(shard.name, kept))
         tables = {name.removesuffix(".parquet") for name in storage.find("", ".parquet")}
@@ -240,7 +240,7 @@ class _Eraser:
             old = storage.fetch(name, Path(scratch))
             new = Path(scratch, "new")
             inode = (old.stat().st_dev, old.stat().st_ino)
-            if inode in self.rewritten:
+            if storage.folder is not None and inode in self.rewritten:
                 new.hardlink_to(self.rewritten[inode])
             else:
                 with old.open("rb") as source, new.open("wb") as target:
@@ -294,7 +294,7 @@ def _erase_in_cache(eraser: _Eraser, folder: Path, doomed: Sequence[_Rows], acti
     _remove_rows(doomed, eraser)
     for path in (*folder.glob(TEMPORARY_NAMES), *folder.glob("*.arrow")):
         # The lock is held, so others are left from killed processes, and from `--again`.
-        if not (folder / f"rows-{path.stem.rpartition('-')[2]}.json").exists():
+        if not (folder / f"rows-{path.stem.rpartition('-')[2]}.json").is_file():
             remove(path)
     eraser.erase(Storage(folder), removes_shards=True)
 
@@ -331,6 +331,11 @@ class _Listing:
         self.keys += clip_keys(manifest).chunks
         self.files += manifest.rows[AUDIO].cast(pa.large_binary()).chunks
 
+    def add(self, other: "_Listing") -> None:
+        self.keys += other.keys
+        self.files += other.files
+        self.units |= other.units
+
     def keep(self, shard: ShardTable) -> pa.ChunkedArray:
         """Return whether each clip of a shard is listed; a table with audio lists all its rows."""
         _, keys, locations = _clips_of(shard)
@@ -343,8 +348,13 @@ class _Listing:
         )
 
     def lists_all(self, files: pa.ChunkedArray) -> bool:
-        is_listed = pc.is_in(files.cast(pa.large_binary()), value_set=pa.chunked_array(self.files))
-        return pc.all(is_listed).as_py() is not False
+        return pc.all(self._lists(files)).as_py() is not False
+
+    def lists_any(self, files: pa.ChunkedArray) -> bool:
+        return pc.any(self._lists(files)).as_py() is True
+
+    def _lists(self, files: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pc.is_in(files.cast(pa.large_binary()), value_set=pa.chunked_array(self.files))
 
 
 def prune(cache: Path) -> None:
@@ -355,7 +365,8 @@ def prune(cache: Path) -> None:
     outdated: set[Path] = set()  # records of tables that have changed
     for folder in folders:
         all_rows = [*_Rows.find(folder)] if folder not in orphans else []
-        if folder not in orphans and not all_rows:  # its preparation was interrupted
+        is_known = all_rows and len(all_rows) == len([*folder.glob("rows-*.json")])
+        if folder not in orphans and not is_known:  # its preparation was interrupted
             listing.add_locations(_locations_in(folder))
         settings_seen: set[str] = set()
         for rows in all_rows:
@@ -382,13 +393,15 @@ def prune(cache: Path) -> None:
                 _remove_rows(doomed, eraser)
             elif is_free:
                 _erase_in_cache(eraser, folder, doomed, "erasing")
+            elif folder not in orphans:
+                print(printable(f"kept, since it is being prepared: {folder}"))
     prune_orphans(cache)
     if (archives := cache / ARCHIVES_FOLDER).is_dir():
         remove_abandoned(archives)
 
 
 def _add_tables(rows: _Rows, listing: _Listing, *, is_newest: bool) -> bool:
-    """List the clips of the tables of prepared rows; return whether the tables have changed.
+    """List the clips of the tables of prepared rows; return whether the rows are outdated.
 
     Tables that cannot be read list what they listed before, in the newest of their rows.
     """
@@ -398,12 +411,11 @@ def _add_tables(rows: _Rows, listing: _Listing, *, is_newest: bool) -> bool:
     is_readable = sources and not made_from.get("modules") and "://" not in "".join(sources)
     settings = {**rows.record.settings, "where": None}
     blocks: list[tuple[str, Manifest | AudioTable]] = []
-    is_changed = False
+    state: object = None  # unknown for a corpus without `files`
     if is_readable:
         try:
             corpus = corpus_of(DataSettings(settings))
             state = json.loads(json.dumps(corpus.state()))
-            is_changed = state is not None and state != made_from["tables"]
             for split, facts in rows.record.splits.items():
                 items = [*corpus.blocks(split)]
                 is_empty = not any(isinstance(i, AudioTable) or len(i) for i in items)
@@ -411,17 +423,21 @@ def _add_tables(rows: _Rows, listing: _Listing, *, is_newest: bool) -> bool:
                 blocks += [(split, item) for item in items]
         except (SbkitError, OSError):
             is_readable = False
-    if not is_readable:
-        if is_newest:
-            listing.add_locations(rows.locations)
-            listing.files += rows.files.cast(pa.large_binary()).chunks
-        return False
+    listed = _Listing()
     for split, item in blocks:
         if isinstance(item, Manifest):
-            listing.add_manifest(item)
+            listed.add_manifest(item)
         else:
-            listing.units.add(replace(unit_template(settings), split=split, table=item).name)
-    return is_changed
+            listed.units.add(replace(unit_template(settings), split=split, table=item).name)
+    # Paths may depend on which files are there: on a disk that is not mounted, none is.
+    is_readable = is_readable and (not len(rows.files) or listed.lists_any(rows.files))
+    if is_readable:
+        listing.add(listed)
+    is_same = state is not None and state == made_from["tables"]
+    if is_newest and (is_same or not is_readable):
+        listing.add_locations(rows.locations)
+        listing.files += rows.files.cast(pa.large_binary()).chunks
+    return bool(is_readable) and state is not None and not is_same
 
 
 # What the user names
@@ -530,6 +546,8 @@ def forget(
             print(printable(f"{action} the rows that Python gave, in {folder}"))
             if not dry_run:
                 remove(folder)
+    if not eraser.counts:
+        print("No prepared corpus here has audio of these clips.")
     _print_traces(named, runs)
 
 
@@ -558,14 +576,13 @@ def _rewrite_rows(storage: Storage, eraser: _Eraser, named: _Named, *, dry_run: 
             excluded = [row for row in facts["excluded"] if not _names(row, named)]
             kept = rows.filter(pc.invert(is_found))
             is_changed |= len(kept) < len(rows) or len(excluded) < len(facts["excluded"])
-            file = Path(scratch, "new")
-            digests = write_rows(file, kept)
-            sha256 = checksum(file)
+            digests = write_rows(Path(scratch, f"new-{split}"), kept)
+            sha256 = checksum(Path(scratch, f"new-{split}"))
             splits[split] = {**facts, **digests, "excluded": excluded, "sha256": sha256}
-            if not dry_run:
-                storage.move_in(file, f"{split}.arrow")
         if dry_run or not is_changed:
             return
+        for split in splits:
+            storage.move_in(Path(scratch, f"new-{split}"), f"{split}.arrow")
         files = MemoryMappedTable.from_file(
             str(storage.fetch(f"{FILES_NAME}.arrow", Path(scratch)))
         ).table

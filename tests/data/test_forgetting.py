@@ -1,5 +1,7 @@
 """A person asks to be deleted: her sound and her name are nowhere in the cache afterwards."""
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -223,7 +225,12 @@ def remove_one_table(corpus: Corpus) -> None:
     (corpus.folder / "dev.csv").unlink()
 
 
-LOSSES = [unmount, unmount_above, spoil_table, empty_table, remove_one_table]
+def remove_audio(corpus: Corpus) -> None:
+    for file in corpus.folder.glob("*.wav"):
+        file.unlink()
+
+
+LOSSES = [unmount, unmount_above, spoil_table, empty_table, remove_one_table, remove_audio]
 
 
 @pytest.mark.parametrize("lose", LOSSES)
@@ -360,8 +367,66 @@ def test_files_of_runs_that_name_a_person_are_listed(
     ]
 
 
+def test_commands_of_the_page_delete_a_person(
+    corpus: Corpus, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = f"--manifest={{train: {corpus.folder}/train.csv, dev: {corpus.folder}/dev.csv}}"
+    assert sbkit(["prepare", YAML, tables, "--out=shared-corpus"]) == 0
+    assert sbkit(["prepare", YAML, tables, "--min_seconds=0"]) == 0
+    assert corpus.held_in(own_cache) == corpus.held_in(tmp_path / "shared-corpus") == ALL
+    corpus.write("hers", "anna").rename("hers.csv")
+    page = (ROOT / "docs/security.md").read_text("utf-8")
+    (block,) = re.findall(r"(?s)```sh\n(sbkit cache forget.*?)```", page)
+    for command in block.splitlines():
+        assert sbkit(command.split()[1:]) == 0
+    assert corpus.held_in(own_cache) == corpus.held_in(tmp_path / "shared-corpus") == OTHERS
+
+
 def test_options_of_forget_are_for_forget() -> None:
     with pytest.raises(ConfigError, match="are for `sbkit cache forget`"):
         sbkit(["cache", "prune", "--dry-run"])
     with pytest.raises(ConfigError, match="Name the clips"):
         sbkit(["cache", "forget"])
+
+
+def test_corpus_without_tables_is_read_again(
+    corpus: Corpus, tmp_path: Path, own_cache: Path, opened: list[str]
+) -> None:
+    """Its rows for another start stay beside each other; a folder on no disk has no splits."""
+    for split in ("train", "dev"):
+        for row in corpus.rows(*SPEAKERS):
+            chapter = tmp_path / "libri" / split / row["speaker"] / "1"
+            chapter.mkdir(parents=True, exist_ok=True)
+            file = Path(shutil.copy(row["path"], chapter))
+            with (chapter / "1.trans.txt").open("a") as texts:
+                texts.write(f"{file.stem} {row['text']}\n")
+    settings = {**KEYS, "data_folder": str(tmp_path / "libri")}
+    prepare_audio(settings)
+    for split in ("train", "dev"):
+        shutil.rmtree(tmp_path / "libri" / split / "anna")
+    for _ in range(2):
+        prune()
+        assert corpus.held_in(own_cache) == OTHERS
+        (tmp_path / "libri").rename(tmp_path / "away")
+        (tmp_path / "libri").mkdir()
+        prune()
+        (tmp_path / "libri").rmdir()
+        (tmp_path / "away").rename(tmp_path / "libri")
+        opened.clear()
+        assert len(prepare_audio(settings).train) == 8
+        assert opened == []
+
+
+def test_corpora_of_earlier_versions_are_removed_and_of_later_ones_kept(
+    corpus: Corpus, own_cache: Path
+) -> None:
+    corpus.prepare()
+    (file,) = own_cache.rglob("corpus.json")
+    corpus.list(*SPEAKERS[1:])
+    record = json.loads(file.read_text())
+    for step, expected in ((1, ALL), (-2, {})):
+        record["made_from"]["audio"]["code"] += step
+        file.write_text(json.dumps(record))
+        prune()
+        assert corpus.held_in(own_cache) == expected
