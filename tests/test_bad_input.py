@@ -82,17 +82,19 @@ def test_run_is_not_resumed_once_a_clip_of_it_is_forgotten(
 ) -> None:
     run = tmp_path / "run"
     assert own_release.train_here(run, ONE_EPOCH, "--check=False") == 0
-    (path, _), *others = (
-        (row["path"], row["sentence"]) for row in rows_of(own_release.release / "train.tsv")
-    )
+    named: list[Path] = []
+    for split in ("train", "test"):
+        rows = [
+            (row["path"], row["sentence"]) for row in rows_of(own_release.release / f"{split}.tsv")
+        ]
+        named.append(own_release.release / "clips" / rows[0][0])
+        write_tsv(own_release.release, split, rows[1:])
     capsys.readouterr()
-    clip = own_release.release / "clips" / path
-    assert own_release.sbkit("cache", "forget", clip, "--runs", tmp_path) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert f"{run} has names or texts of these clips, in:" in lines
-    write_tsv(own_release.release, "train", others)
+    assert own_release.sbkit("cache", "forget", *named, "--runs", run) == 0
+    listed = {*capsys.readouterr().out.splitlines()}
+    assert {str(run / name) for name in ("report.html", "utterances_test.jsonl")} <= listed
     sentence = refusal(own_release, run, "--number_of_epochs=2", capsys=capsys)
-    assert "Clips of train were forgotten" in sentence and "cannot be resumed" in sentence
+    assert "Clips of train and test were forgotten" in sentence and "cannot be resumed" in sentence
     assert own_release.train_here(tmp_path / "new", ONE_EPOCH, "--check=False") == 0
 
 

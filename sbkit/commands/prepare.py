@@ -54,7 +54,7 @@ def add_commands(parser: Parser) -> None:
     add("sources", metavar="TABLE|FILE", nargs="*", help=sources)
     out = "forget: also in this corpus of `prepare --out`; repeatable"
     add("--out", metavar="DIR|URL", action="append", default=[], help=out)
-    runs = "forget: list files of run folders in DIR with names or texts of the clips; repeatable"
+    runs = "forget: list files below DIR, such as those of runs, that name or quote the clips"
     add("--runs", metavar="DIR", type=Path, action="append", default=[], help=runs)
     add("--dry-run", action="store_true", help="forget: only say what would be erased")
 

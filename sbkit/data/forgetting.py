@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,7 +31,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     TEMPORARY_NAMES,
     fsync_path,
-    is_run,
     remove,
     remove_abandoned,
     task_lock,
@@ -70,7 +70,7 @@ from sbkit.data.tables import TableOptions
 from sbkit.data.work_units import KEY_SEPARATOR, clip_keys, join_keys, unit_of
 
 FORGOTTEN_FILE = "forgotten.txt"  # in the cache: the fingerprints of splits with forgotten clips
-WEIGHT_SUFFIXES = (".ckpt", ".safetensors", ".onnx")  # files of runs that have neither id nor text
+WEIGHT_SUFFIXES = (".ckpt", ".safetensors", ".onnx")  # of files without ids and sentences
 MIN_SENTENCE_WORDS = 4  # others are often spoken by several people
 NO_BYTES, NO_TEXTS = pa.array([], pa.large_binary()), pa.array([], pa.string())
 
@@ -268,6 +268,7 @@ def _remove_rows(doomed: Sequence[_Rows], eraser: _Eraser) -> None:
 
 
 def _note_forgotten(fingerprints: Iterable[str]) -> None:
+    cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / FORGOTTEN_FILE).open("a") as file:
         file.writelines(f"{fingerprint}\n" for fingerprint in fingerprints)
 
@@ -504,7 +505,7 @@ def forget(
 
     sources: tables of clips, and audio files.
     outs: corpora of `sbkit prepare --out`, from which they are erased, too.
-    runs: folders to search for run folders.
+    runs: folders with runs, scores and reports.
     """
     named = _Named()
     for source in sources:
@@ -537,7 +538,7 @@ def forget(
             continue
         with task_lock(folder.parent, folder.name, wait=True):
             _erase_in_cache(eraser, folder, doomed, action)
-    for folder in (cache_folder() / CORPORA_FOLDER).glob("rows-*"):
+    for folder in {*(cache_folder() / CORPORA_FOLDER).glob("rows-*")} - {*folders}:
         tables = map(pq.read_table, folder.glob("*.parquet"))
         texts = chain.from_iterable(
             (column for column in table.columns if column.type == pa.string()) for table in tables
@@ -605,23 +606,21 @@ def _names(excluded: Mapping[str, str], named: _Named) -> bool:
 
 
 def _print_traces(named: _Named, folders: Sequence[Path]) -> None:
-    """List the files of run folders that have an id or a sentence of the clips."""
-    patterns = [re.compile(rb"(?<!\w)" + re.escape(id.encode()) + rb"(?!\w)") for id in named.ids]
+    """List the files below folders that have an id or a sentence of the clips."""
     texts = {form.encode() for text in named.sentences for form in (text, html.escape(text))}
-    for folder in folders:
-        for run in sorted(yaml.parent for yaml in folder.rglob("hyperparams.yaml")):
-            files = (
-                (file for file in sorted(run.rglob("*")) if file.is_file()) if is_run(run) else ()
-            )
-            found = [file for file in files if _has_any(file, patterns, texts)]
-            if found:
-                print(printable(f"{run} has names or texts of these clips, in:"))
-                for file in found:
-                    print(printable(f"  {file.relative_to(run)}"))
+    ids = [*map(os.fsencode, named.ids)]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+    if found := [file for file in files if _has_any(file, ids, texts)]:
+        print("These files have names or texts of the clips:")
+        for file in found:
+            print(printable(str(file)))
 
 
-def _has_any(file: Path, ids: Sequence[re.Pattern[bytes]], texts: Iterable[bytes]) -> bool:
-    if file.suffix in WEIGHT_SUFFIXES:
+def _has_any(file: Path, ids: Iterable[bytes], texts: Iterable[bytes]) -> bool:
+    if file.suffix in WEIGHT_SUFFIXES or not file.stat().st_size:
         return False
-    content = file.read_bytes()
-    return any(text in content for text in texts) or any(id.search(content) for id in ids)
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
+        return any(content.find(text) >= 0 for text in texts) or any(
+            content.find(id) >= 0 and re.search(rb"(?<!\w)" + re.escape(id) + rb"(?!\w)", content)
+            for id in ids
+        )

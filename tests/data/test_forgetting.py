@@ -20,6 +20,7 @@ from recipes.prepare import prepare_audio
 from sbkit.base.errors import ConfigError
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.forgetting import find_forgotten
+from sbkit.data.read_manifests import store_rows
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits
 from tests.runs import ROOT, contents_of, times_of
@@ -347,24 +348,31 @@ def test_files_of_runs_that_name_a_person_are_listed(
     corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus.prepare()
-    for name in ("a", "b"):
-        (tmp_path / "runs" / name / "tensorboard").mkdir(parents=True)
-        for file in ("hyperparams.yaml", "run_config.json"):
-            (tmp_path / "runs" / name / file).touch()
     run = tmp_path / "runs/a"
+    (run / "tensorboard").mkdir(parents=True)
+    (run / "train.log").touch()
     (run / "report.html").write_text("<td>anna-1</td>")
     (run / "utterances_test.jsonl").write_text('{"id": "anna-12"}')  # another one's
     (run / "tensorboard/events.1").write_bytes(b"\x0aSentence 1 as anna read it.\x12")
-    (tmp_path / "report.html").write_text("anna-1")  # of no run
+    (run / "model.safetensors").write_bytes(b"anna-1")
     words = ["cache", "forget", "--dry-run", str(corpus.folder / "anna-1.wav")]
     capsys.readouterr()
-    assert sbkit([*words, "--runs", str(tmp_path)]) == 0
+    assert sbkit([*words, "--runs", str(tmp_path / "runs")]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert lines == [
-        f"{run} has names or texts of these clips, in:",
-        "  report.html",
-        "  tensorboard/events.1",
+        "These files have names or texts of the clips:",
+        str(run / "report.html"),
+        str(run / "tensorboard/events.1"),
     ]
+
+
+def test_rows_that_python_gave_are_forgotten(corpus: Corpus, own_cache: Path) -> None:
+    for speaker in ("anna", "ben"):
+        store_rows([{"audio": row["path"], "text": row["text"]} for row in corpus.rows(speaker)])
+    prune()
+    assert corpus.held_in(own_cache) == {"anna": {"name"}, "ben": {"name"}}
+    assert sbkit(["cache", "forget", str(corpus.folder / "anna-1.wav")]) == 0
+    assert corpus.held_in(own_cache) == {"ben": {"name"}}
 
 
 def test_commands_of_the_page_delete_a_person(
