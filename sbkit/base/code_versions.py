@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(7, "de9fb734d64dfa9e"),
+    "corpus": CodeVersion(7, "31af29fa2cd05e19"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
     "text": CodeVersion(10, "9af09d89a1362142"),
     "token_counts": CodeVersion(1, "88c9f625f315e21e"),
