@@ -118,3 +118,18 @@ def assert_no_circle(graph: dict[str, set[str]]) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"an import circle: {' -> '.join(error.args[1])}")
+
+
+def test_what_writes_a_corpus_imports_nothing_of_training_or_serving() -> None:
+    pending = [
+        "sbkit.data.prepared",
+        *(n for n in MODULES if n.startswith("recipes.") and n.endswith(".corpus")),
+    ]
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in MODULES and name not in seen:
+            seen.add(name)
+            pending += imports(name)
+    assert seen >= {"sbkit.data.work_units", "sbkit.audio.decode", "recipes.OwnData.corpus"}
+    assert not [name for name in seen if name.startswith(("sbkit.serve", "sbkit.train"))]

@@ -13,7 +13,6 @@ import soundfile
 import torch
 from speechbrain import Stage
 
-from sbkit.base import code_versions
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
@@ -36,7 +35,6 @@ from sbkit.train.setup import (
     make_brain,
     prepare_data,
 )
-from tests.data.test_fresh import OTHER_NUMBERS
 from tests.export.test_formats import off_by
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.recognizers import make_whisper
@@ -53,6 +51,7 @@ from tests.runs import (
     times_of,
     train_overfitted,
 )
+from tests.test_golden import be_other_code
 
 Captured = pytest.CaptureFixture[str]
 
@@ -196,7 +195,7 @@ def test_labels_of_a_start_without_a_checkpoint_are_made_again_of_other_inputs(
         (texts, lambda: text.write_text("press two\nhold the line\n")),
         (texts, lambda: text.write_text("press one\nhold the lane\n", encoding="utf-16")),
         ({"lm_text": str(other)}, list),
-        ({}, lambda: patches.setattr(code_versions, "CODE_VERSIONS", OTHER_NUMBERS)),
+        ({}, lambda: be_other_code(patches)),
     ]
     run, seen = tmp_path / "run", list[dict[str, bytes]]()
     with pytest.MonkeyPatch.context() as patches:

@@ -6,7 +6,7 @@ two packages -> key: text + g722 at 16 kHz -> clips/*.flac + train, dev, test, v
 import argparse
 import gzip
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -48,18 +48,20 @@ class AsteriskPrompts(ReleaseCorpus):
     """The default corpus, in the language or languages of a YAML."""
 
     name = "Asterisk prompts"
+    folder = "asterisk-prompts"
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
         return not settings.get("data_folder") and not settings.get("manifest")
 
-    def releases(self) -> Mapping[str, Path]:
-        tags = language_tags(self.settings["language"])
-        return {tag: prepare_prompts(language=tag) for tag in tags}
+    def languages(self) -> Sequence[str]:
+        return language_tags(self.settings["language"])
+
+    def release(self, language: str) -> Path:
+        return prepare_prompts(language=language)
 
     def about(self) -> Mapping[str, str]:
-        tags = language_tags(self.settings["language"])
-        return {"license": " and ".join(dict.fromkeys(LICENSES[tag] for tag in tags))}
+        return {"license": " and ".join(dict.fromkeys(LICENSES[t] for t in self.languages()))}
 
 
 def prepare_prompts(*, language: str = "en") -> Path:
@@ -73,7 +75,7 @@ def prepare_prompts(*, language: str = "en") -> Path:
     name = f"asterisk-core-sounds-{language}"
     packages = (name, f"{name}-g722")
     read = partial(read_clips, language=language)
-    return ensure_release("asterisk-prompts", language, packages, read)
+    return ensure_release(AsteriskPrompts.folder, language, packages, read)
 
 
 def read_clips(root: Path, language: str) -> Iterator[Clip]:

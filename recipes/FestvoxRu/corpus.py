@@ -4,7 +4,7 @@ package -> id: sentence and wav -> clips/*.flac + train, dev, test, validated.ts
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import soundfile
@@ -20,10 +20,13 @@ _PROMPT = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна мног�
 class FestvoxRu(ReleaseCorpus):
     """One Russian voice."""
 
-    name = "festvox-ru"
+    name = folder = PACKAGE
 
-    def releases(self) -> Mapping[str, Path]:
-        return {LANGUAGE: ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), read_clips)}
+    def languages(self) -> Sequence[str]:
+        return [LANGUAGE]
+
+    def release(self, language: str) -> Path:
+        return ensure_release(self.folder, language, (PACKAGE,), read_clips)
 
     def about(self) -> Mapping[str, str]:
         return {"license": "BSD-like"}

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import plain_name
 from sbkit.data.cache import CORPUS_FILE, is_archive
 from sbkit.data.corpus import Corpus, SettingValues
 from sbkit.data.filesystem import Storage
@@ -61,6 +62,8 @@ class PreparedCorpus(Corpus):
             self._record = CorpusRecord.parse(self._content)
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(f"{name} is damaged ({str(error)[:100]}). {self._cure()}") from error
+        for file in (*self._record.splits, *self._record.shards):
+            plain_name(file, file=name)
 
     def _cure(self) -> str:
         return f"`sbkit prepare YAML --out {self._storage.url} --finish` writes it again."
@@ -112,6 +115,8 @@ class PreparedCorpus(Corpus):
     def _locate(self, rows: pa.Table, excluded: tuple[Excluded, ...]) -> Manifest:
         """Make the paths of shards in the rows absolute."""
         audio = pa.Table.from_struct_array(rows[AUDIO])
+        for name in pc.unique(audio["file"]).to_pylist():
+            plain_name(name, file=f"A table in {self._storage.url}")
         files = pc.binary_join_element_wise(self._storage.url, audio["file"], "/")
         audio = audio.set_column(audio.column_names.index("file"), "file", files)
         stored = rows.select(STORED_SCHEMA.names)

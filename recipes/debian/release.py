@@ -11,15 +11,16 @@ from itertools import chain
 from pathlib import Path
 from subprocess import CompletedProcess, run
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.io import encode_audio
-from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import cache_folder, make_cache_folder
+from sbkit.base.versions import data_versions
 from sbkit.data.common_voice import read_releases
 from sbkit.data.corpus import RELEASE_SPLITS, Corpus
 from sbkit.data.filesystem import disk_errors
@@ -28,6 +29,7 @@ from sbkit.data.tables import TableOptions
 from sbkit.data.work_units import short_digest
 from sbkit.text.normalization import normalize
 
+RELEASE_VERSION = 1  # raised with each change of written releases
 MAKE_IT_ELSEWHERE = (
     "On any Debian or Ubuntu, `python -m recipes.AsteriskPrompts.corpus` makes its folder; copy "
     "that here, and name it as `data_folder`."
@@ -57,11 +59,34 @@ Clip = tuple[ReleaseRow, npt.NDArray[np.int16], int]  # with its samples, and th
 
 
 class ReleaseCorpus(Corpus):
-    """A corpus from packages, which are written as a release for each language."""
+    """A corpus from packages, which are written as a release for each language.
+
+    Attributes:
+        folder: its folder in the cache.
+    """
+
+    folder: ClassVar[str]
+
+    def languages(self) -> Sequence[str]:
+        """Return the tags of the languages."""
+        raise NotImplementedError
+
+    def release(self, language: str) -> Path:
+        """Return the release folder of a language; fetch and write it if the cache lacks it."""
+        raise NotImplementedError
 
     def releases(self) -> Mapping[str, Path]:
-        """Return the release folder of each language; fetch those that are missing."""
-        raise NotImplementedError
+        return {tag: self.release(tag) for tag in self.languages()}
+
+    def require_fetched(self) -> None:
+        for tag in self.languages():
+            if find_release(self.folder, tag) is None:
+                module = type(self).__module__
+                raise DataError(
+                    f"The run was trained on {self.name} in `{tag}`, which is not on this machine. "
+                    "For safety it is fetched only if you name it yourself: sbkit prepare "
+                    f"hparams/ctc.yaml --corpus={module} --language={tag}"
+                )
 
     def files(self) -> list[Path]:
         return [*self.releases().values()]
@@ -79,16 +104,26 @@ def ensure_release(
     The folder ``name`` of the cache has a release for each version of the first package, and of the
     code that writes it. ``read_clips`` takes the root of the unpacked packages.
     """
-    code = short_digest(versions_of_code("releases"))[:8]
-    folder = cache_folder() / name
-    if finished := sorted(folder.glob(f"*-{code}/{language}/validated.tsv")):
-        return finished[-1].parent
+    if (finished := find_release(name, language)) is not None:
+        return finished
     with TemporaryDirectory() as scratch:
         version, root = fetch_packages(packages, Path(scratch))
-        release = folder / f"{version}-{code}" / language
-        with disk_errors(folder), atomic_folder(release) as beside:
-            write_release(beside, read_clips(root))
+        with disk_errors(cache_folder()):
+            release = make_cache_folder(name) / f"{version}-{_code()}" / language
+            with atomic_folder(release) as beside:
+                write_release(beside, read_clips(root))
     return release
+
+
+def find_release(name: str, language: str) -> Path | None:
+    """Return the release folder of a language that the folder ``name`` of the cache has, if any."""
+    pattern = f"*-{_code()}/{language}/validated.tsv"
+    finished = sorted((cache_folder() / name).glob(pattern))
+    return finished[-1].parent if finished else None
+
+
+def _code() -> str:
+    return short_digest({"code": RELEASE_VERSION, **data_versions()})[:8]
 
 
 def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:

@@ -10,7 +10,7 @@ from sbkit.data.corpus import SettingValues
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, read_column
 from sbkit.models.vocoder import FRAME_HOPS
-from sbkit.tasks.tts.recordings import PITCH, SYMBOLS, pitch_text
+from sbkit.tasks.tts.recordings import PITCH, PITCH_VERSION, SYMBOLS, pitch_text
 from sbkit.tasks.tts.symbols import read_texts, symbols_version, to_symbols
 from sbkit.tasks.tts.task import SYMBOL_FILE
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
@@ -33,7 +33,7 @@ def prepare_spoken(settings: SettingValues) -> Splits:
         for row in read_rows(split, range(len(split))):
             yield pitch_text(row["audio"], rate, frame)
 
-    return with_column(splits, PITCH, pitches, identity=[rate, frame])
+    return with_column(splits, PITCH, pitches, identity=[rate, frame, PITCH_VERSION])
 
 
 def prepare_symbols(settings: SettingValues, splits: Splits) -> ClassLabels:

@@ -88,7 +88,7 @@ def prepare_speech(settings: SettingValues) -> Splits:
             edges = np.flatnonzero(changes).reshape(-1, 2) / WINDOWS_PER_SECOND
             yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
-    return as_tested(with_column(splits, SPEECH, label, identity=[rate, made_from]))
+    return as_tested(with_column(splits, SPEECH, label, identity=[rate, made_from, SPEECH_VERSION]))
 
 
 def check_spans(name: str, split: Dataset, sample_rate: int) -> None:
@@ -131,6 +131,7 @@ def collate(rows: Sequence[Row], *, sample_rate: int) -> SpeechBatch:
 # Silence and noise, on the device of the audio
 
 MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
+SPEECH_VERSION = 2  # raised with each change of labels
 BABBLE_SHARE = 0.6  # of noises
 NOISE_DRAWS = 2 + MAX_TALKERS  # random numbers of a clip
 NUM_BABBLE_CLIPS = 500  # training clips that babble is made from

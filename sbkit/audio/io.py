@@ -37,6 +37,7 @@ from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import listed, note_once, plural
 from sbkit.base.ranges import DAY
 from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples, samples_to_seconds
+from sbkit.base.versions import AUDIO_PACKAGES, package_versions
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ AudioFile = str | PathLike[str] | Readable | bytes | bytearray | memoryview
 # Also an array or a tensor, a pair of it and its rate, and the mappings of `file_or_array`.
 AudioLike = AudioFile | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
 
+DECODING_VERSION = 7  # raised with each change of decoded samples, or of shards
 STANDARD = Path("-")  # standard input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
 MAX_ARRAY_CHANNELS = 32  # of an array; large microphone arrays have as many
@@ -100,6 +102,11 @@ class AudioSpan(NamedTuple):
             name = f"channel {self.channel} of {name}"
         end = "the end" if self.end is None else f"{self.end / MICROSECONDS:.12g} s"
         return name if self.is_whole else f"{self.start / MICROSECONDS:.12g} to {end} of {name}"
+
+
+def decoding_versions() -> dict[str, Any]:
+    """Return the versions of the code and of the packages that decode audio."""
+    return {"code": DECODING_VERSION, "packages": package_versions(AUDIO_PACKAGES)}
 
 
 def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path]:

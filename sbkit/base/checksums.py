@@ -3,10 +3,16 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import parsing_errors, pointer_sentence, read_regular, write_text_atomically
+from sbkit.base.files import (
+    parsing_errors,
+    plain_name,
+    pointer_sentence,
+    read_regular,
+    write_text_atomically,
+)
 
 CHECKSUMS = "checksums.json"
 MAX_HASHED_BYTES = 1 << 36  # a terabyte of zeros, which takes no space, would take an hour
@@ -74,9 +80,6 @@ def read_checksums(folder: Path) -> Mapping[str, str]:
     file = folder / CHECKSUMS
     try:
         checksums = dict(json.loads(read_regular(file, subject="The checksums")))
-        paths = [PurePath(name) for name in checksums]
+        return {plain_name(name, file=file): digest for name, digest in checksums.items()}
     except READ_ERRORS:
         return {}
-    if any(path.is_absolute() or ".." in path.parts for path in paths):
-        return {}
-    return checksums

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import stat
@@ -46,6 +47,7 @@ MAX_BYTES_BY_SUFFIX = {
     **{".ckpt": 1 << 36, ".safetensors": 1 << 36},
 }
 LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
+PLAIN_NAME = re.compile(r"(?!\.\.?\Z)[^/\\\0]+")  # of a file, without a folder
 POINTER_FAULT = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository."
 Fields = TypeVar("Fields")  # a dataclass
 
@@ -352,6 +354,19 @@ def require_regular(
         raise SbkitError(
             f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}."
         )
+
+
+def plain_name(name: object, *, file: Path | str) -> str:
+    """Return the name that a file gives another one beside it; raise SbkitError for a path.
+
+    A stranger's list of files must not lead out of its folder.
+    """
+    if not isinstance(name, str) or not PLAIN_NAME.fullmatch(name):
+        raise SbkitError(
+            f"{file} must name files in its own folder, but names {repr(name)[:100]}. Do not use "
+            "this folder."
+        )
+    return name
 
 
 def pointer_sentence(file: Path | str) -> str | None:

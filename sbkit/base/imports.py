@@ -23,6 +23,9 @@ from weakref import WeakKeyDictionary
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import is_run
 from sbkit.base.libraries import is_library
+from sbkit.base.versions import library_version
+
+COPIED_FROM = "COPIED_FROM"  # the variable of the `recipes` of a project: a version of sbkit
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,31 @@ def require_package(name: str, *, extra: str) -> ModuleType:
         package = name.partition(".")[0].replace("_", "-")
         fault = f"This needs the package {package}, which cannot be imported ({error})."
         raise SbkitError(f"{fault} Install it: pip install 'sbkit[{extra}]'") from error
+
+
+def import_recipe(name: str) -> ModuleType:
+    """Import `recipes`, or a module of a recipe.
+
+    Raises ConfigError; that of a copy by `sbkit new` names the version that it was copied from.
+    """
+    try:
+        return import_module(name)
+    except SbkitError:
+        raise
+    except Exception as error:  # a user's module may fail in any way
+        if isinstance(error, ModuleNotFoundError) and error.name == "recipes":
+            raise ConfigError(
+                "The folder `recipes` is missing. `sbkit new FOLDER` makes a project that has it; "
+                "start in the folder of the project."
+            ) from error
+        fault = f"{name} cannot be imported: it raised {type(error).__name__} ({error})."
+        origin, version = _variables("recipes").get(COPIED_FROM), library_version()
+        if name.startswith("recipes.") and origin not in (None, version):
+            fault += (
+                f" It was copied from sbkit {origin}, and this is sbkit {version}. Install the "
+                "former, or make a new project by `sbkit new` and move your changes there."
+            )
+        raise ConfigError(fault) from error
 
 
 def explain_torchaudio(error: Exception) -> str:

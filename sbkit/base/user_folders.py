@@ -34,11 +34,10 @@ def prepare_user() -> None:
     try:
         tempfile.gettempdir()
     except FileNotFoundError:
-        scratch = cache_folder() / "temporary"
-        if not _can_write(scratch):
-            scratch = SHARED_MEMORY
+        scratch = SHARED_MEMORY
         with suppress(OSError):  # nothing can be written to
-            scratch.mkdir(parents=True, exist_ok=True)
+            if _can_write(cache_folder() / "temporary"):
+                scratch = make_cache_folder("temporary")
         os.environ["TMPDIR"] = str(scratch)
 
 
@@ -52,6 +51,14 @@ def cache_folder() -> Path:
     if folder := os.environ.get("SBKIT_CACHE"):
         return Path(folder).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sbkit"
+
+
+def make_cache_folder(name: str = "") -> Path:
+    """Return a folder of the cache, made if it is missing; a new cache is its user's alone."""
+    cache = cache_folder()
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder := cache / name).mkdir(exist_ok=True)
+    return folder
 
 
 def _can_write(folder: Path) -> bool:

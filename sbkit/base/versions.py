@@ -4,6 +4,7 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
 
@@ -18,9 +19,21 @@ def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
     return {"python": platform.python_version()} | package_versions(packages)
 
 
+def data_versions() -> dict[str, Any]:
+    """Return the versions of Python, and of packages that decode audio or read rows and texts."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, "packages": package_versions((*AUDIO_PACKAGES, *TEXT_PACKAGES))}
+
+
 def package_versions(packages: Sequence[str]) -> dict[str, str | None]:
     """Return the version of each package, None if it is not installed."""
     return {name: _version(name) for name in packages}
+
+
+def library_version() -> str:
+    """Return the version of sbkit, with its commit in a checkout."""
+    commit = git_commit(Path(__file__).parent)
+    return f"{__version__} ({commit[:8]})" if commit else __version__
 
 
 def describe_versions() -> str:

@@ -46,7 +46,10 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     if arguments[:1] == ["train"]:
-        raise ConfigError("`sbkit` does not train. Write: python train.py FILE.yaml [--key=value]")
+        raise ConfigError(
+            "`sbkit` does not train. Write: python train.py FILE.yaml [--key=value]. `sbkit new "
+            "FOLDER` makes a project that has train.py."
+        )
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.takes_overrides:

@@ -20,6 +20,8 @@ def add_commands(parser: Parser) -> None:
     add("--formats", metavar="NAMES", default="", help=formats)
     weights = "a safetensors file that replaces the weights; the bundle then decodes greedily"
     add("--weights", metavar="FILE", type=Path, help=weights)
+    no_lm = "leave out the language models, which have words of texts; it then decodes greedily"
+    add("--no-lm", action="store_true", help=no_lm)
     add("--license", default="unknown", help="license ID for the model card")
 
 
@@ -35,6 +37,7 @@ def export(options: Namespace) -> int:
         formats=formats,
         license=options.license,
         weights=options.weights,
+        language_models=not options.no_lm,
         user_modules=options.user_modules,
     )
     failures = describe_failures(parity)

@@ -5,13 +5,15 @@ from argparse import Namespace
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.imports import COPIED_FROM
 from sbkit.base.libraries import PROJECT
-from sbkit.base.versions import __version__
+from sbkit.base.versions import library_version
 from sbkit.cli.arguments import Parser
 
 PROJECT_FILES = ("train.py", "hparams/*.yaml", "docs/notebooks/*.ipynb", "recipes/**/*.py")
 FIRST_YAML = "hparams/ctc.yaml"
 GITIGNORE = "/.venv/\n/results/\n__pycache__/\n"
+RECIPES = '"""Recipes of sbkit, copied by `sbkit new`."""\n\n{name} = "{version}"\n'
 README = """# {name}
 
 Made by `sbkit new`, version {version}. The recipes and the YAMLs are yours to edit.
@@ -41,7 +43,12 @@ def new(options: Namespace) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PROJECT / name, folder / name)
-    text = README.format(name=folder.resolve().name, version=__version__, yaml=FIRST_YAML)
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    (folder / ".gitignore").write_text(GITIGNORE, encoding="utf-8")
+    version = library_version()
+    texts = {
+        "README.md": README.format(name=folder.resolve().name, version=version, yaml=FIRST_YAML),
+        "recipes/__init__.py": RECIPES.format(name=COPIED_FROM, version=version),
+        ".gitignore": GITIGNORE,
+    }
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
     print(f"{folder}: {len(names)} files. Next: cd {folder} && python train.py {FIRST_YAML}")

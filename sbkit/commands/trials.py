@@ -11,7 +11,7 @@ from sbkit.audio.io import Samples, encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import make_cache_folder
 from sbkit.runtime.onnx_model import OnnxModel
 
 RAMP = np.arange(SAMPLE_RATE, dtype=np.int16)
@@ -36,7 +36,7 @@ def read_with_soundfile() -> str:
 
 def write_and_read_cache() -> str:
     """Write a file into the cache, and map it."""
-    (cache := cache_folder()).mkdir(parents=True, exist_ok=True)
+    cache = make_cache_folder()
     with TemporaryDirectory(dir=cache) as folder:
         write_bytes_atomically(file := Path(folder, "ramp"), RAMP.tobytes())
         return f"{_compare(np.memmap(file, np.int16, 'r'))} in {cache}"

@@ -13,15 +13,15 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder, task_lock
 from sbkit.base.messages import plural, printable
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import cache_folder, make_cache_folder
 from sbkit.data.filesystem import disk_errors, iter_members, unpacking_errors
 
 logger = logging.getLogger(__name__)
 
+ROWS_VERSION = 7  # raised with each change of rows, or of the files of a prepared corpus
 CORPORA_FOLDER, ARCHIVES_FOLDER = "corpora", "archives"  # in the cache
 DEBIAN_FOLDERS = ("asterisk-prompts", "festvox-ru")
 ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
@@ -56,7 +56,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
         return corpus
     archive = corpus.resolve()
     folder = _folder_of(archive)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_cache_folder(ARCHIVES_FOLDER)
     with disk_errors(folder), task_lock(folder.parent, folder.name, wait=True):
         if not folder.is_dir():
             with atomic_folder(folder) as unpacked:
@@ -180,14 +180,14 @@ def list_entries(cache: Path) -> list[CacheEntry]:
 def _is_outdated(folder: Path) -> bool:
     """Return whether an archive has changed since, or an earlier version wrote a corpus."""
     if (version := corpus_version(folder)) is not None:
-        return version < CODE_VERSIONS["corpus"].number
+        return version < ROWS_VERSION
     archives = map(Path, sources_of(folder) if folder.parent.name == ARCHIVES_FOLDER else ())
     return any(archive.is_file() and _folder_of(archive) != folder for archive in archives)
 
 
 def corpus_version(folder: Path) -> int | None:
     """Return the version of the code that wrote a corpus; None if the folder is none."""
-    version: int | None = (read_record(folder).get("audio") or {}).get("code")
+    version: int | None = (read_record(folder).get("code") or {}).get("rows")
     return version
 
 
@@ -209,14 +209,15 @@ def read_record(folder: Path) -> dict[str, Any]:
 def sources_of(folder: Path) -> list[str]:
     """Return the folders, files and URLs that a corpus or an archive was made from."""
     source = read_record(folder).get("source") or {}
-    return [*_texts_in(source.get("data_folder")), *_texts_in(source.get("manifest"))]
+    return [*texts_in(source.get("data_folder")), *texts_in(source.get("manifest"))]
 
 
-def _texts_in(value: object) -> list[str]:
+def texts_in(value: object) -> list[str]:
+    """Return a text itself, or the texts in lists and the values of mappings, at any depth."""
     inner = value.values() if isinstance(value, dict) else value
     if isinstance(inner, str):
         return [inner]
-    return [*chain(*map(_texts_in, inner))] if isinstance(inner, Iterable) else []
+    return [*chain(*map(texts_in, inner))] if isinstance(inner, Iterable) else []
 
 
 def _supersession_key(folder: Path) -> str:
@@ -225,7 +226,7 @@ def _supersession_key(folder: Path) -> str:
     audio = record.get("audio") or {}
     # The folder of an unpacked archive has another name if the archive is replaced.
     archive_folder = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")
-    texts = _texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
+    texts = texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
     tables = [archive_folder.sub("", text) for text in texts if "/" in text]
     made_from = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
     return json.dumps(made_from) if record else folder.name

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, ClassVar, cast
 
 from sbkit.base.errors import ConfigError, DataError, concerning
-from sbkit.base.imports import user_digests
+from sbkit.base.imports import import_recipe, user_digests
 from sbkit.base.messages import plural
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import unpack_corpus
@@ -47,7 +47,7 @@ class Corpus:
     ('dev',)
 
     Attributes:
-        name: for model cards; if it is empty, they show the name of the data folder.
+        name: for model cards; if it is empty, they show that of the module ``corpus``.
         layout: a phrase that describes its data folder, for help and errors.
         has_audio: whether its rows have the location of decoded audio.
     """
@@ -87,6 +87,9 @@ class Corpus:
         """Return the ``name`` and the ``license`` if they are known."""
         return {}
 
+    def require_fetched(self) -> None:
+        """Raise DataError if reading would download anything."""
+
     # What all corpora have in common
 
     def roles(self) -> dict[str, tuple[str, ...]]:
@@ -119,9 +122,9 @@ class Corpus:
         return chain.from_iterable(manifests)
 
     def describe(self) -> dict[str, str | None]:
-        """Return the name and the license, for a model card."""
-        source = self.settings.get("corpus") or self.settings.get("data_folder")
-        name = self.name or (source and Path(str(source)).name)
+        """Return the name and the license, for a model card; the name of no folder."""
+        module = self.settings.get("corpus")
+        name = self.name or (module and Path(str(module)).name)
         stated = {key: value for key, value in self.about().items() if value}
         return {"name": name, "license": None, **stated}
 
@@ -144,10 +147,10 @@ class Corpus:
 
 def corpora() -> dict[str, type[Corpus]]:
     """Return the class of every recipes/FOLDER/corpus.py, by the name of its module."""
-    folders = [Path(folder) for folder in import_module("recipes").__path__]
+    folders = [Path(folder) for folder in import_recipe("recipes").__path__]
     files = chain.from_iterable(sorted(folder.glob("*/corpus.py")) for folder in folders)
     names = [f"recipes.{file.parent.name}.corpus" for file in files]
-    return {name: _class_in(import_module(name)) for name in names}
+    return {name: _class_in(import_recipe(name)) for name in names}
 
 
 def corpus_of(settings: SettingValues) -> Corpus:
@@ -266,11 +269,15 @@ class JoinedCorpora(Corpus):
         states = [corpus.state() for corpus in self.corpora.values()]
         return None if None in states else states
 
+    def require_fetched(self) -> None:
+        for corpus in self.corpora.values():
+            corpus.require_fetched()
+
     def about(self) -> Mapping[str, str | None]:
         facts = [corpus.describe() for corpus in self.corpora.values()]
         licenses = dict.fromkeys(str(fact["license"] or "unknown") for fact in facts)
         return {
-            "name": " and ".join(str(fact["name"]) for fact in facts),
+            "name": " and ".join(fact["name"] for fact in facts if fact["name"]) or None,
             "license": " and ".join(licenses) if [*licenses] != ["unknown"] else None,
         }
 

@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 
 from sbkit.audio.io import MP3_RATES, encode_mp3
 from sbkit.base.arrays import Counts
-from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_lines_atomically, write_text_atomically
 from sbkit.base.messages import plural
@@ -43,10 +42,11 @@ from sbkit.data.splits import (
 )
 from sbkit.evaluate.run_results import DATA_REPORT
 from sbkit.logs.html_page import render_page
-from sbkit.text.normalization import separates_words
+from sbkit.text.normalization import TEXT_VERSION, separates_words
 
 logger = logging.getLogger(__name__)
 
+REPORT_VERSION = 4  # raised with each change of measured facts
 SHARED_COLUMNS = ("id", "text", "speaker")  # values that a test set should not share with train
 MAX_EXAMPLES = 5  # of excluded utterances, for each reason
 MAX_TRANSCRIPTS = 10  # shown before and after normalization, with their sound
@@ -111,18 +111,19 @@ def measure_data(
 ) -> Facts:
     """Measure all splits, without reading audio."""
     by_name = splits.named()
+    version = {"version": REPORT_VERSION}
     # Data of several languages, or of an unknown one, is taken to have words.
     has_words = splits.table.spaces if splits.table else separates_words(str(language))
     return {
         "corpus": corpus,
         "language": language,
-        "normalizer": CODE_VERSIONS["text"].number,
+        "normalizer": TEXT_VERSION,
         "sample_rate": sample_rate,
         "splits": {
             name: measure_once(
                 split,
                 "data_report",
-                {"rate": sample_rate, "language": str(language), "words": has_words},
+                {**version, "rate": sample_rate, "language": str(language), "words": has_words},
                 partial(_measure, split, sample_rate, str(language), has_words),
             )
             for name, split in by_name.items()
@@ -131,7 +132,7 @@ def measure_data(
         **measure_once(
             splits.train,
             "data_report",
-            {"shared": {name: fingerprint_of(split) for name, split in by_name.items()}},
+            {**version, "shared": {name: fingerprint_of(split) for name, split in by_name.items()}},
             lambda: {
                 "speakers": _count_speakers(by_name.values()),
                 "shared": [*_compare_splits(by_name)],

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from datasets import Dataset
 
-from sbkit.base.code_versions import versions_of_code
 from sbkit.base.files import fsync_path, remove, temporary_path, to_json
+from sbkit.base.versions import data_versions
 from sbkit.data.cache import CORPUS_FILE, ENCODING
 from sbkit.data.work_units import short_digest
 
@@ -38,8 +38,9 @@ def cached_fact(
 
     Its file is in the corpus; if that is read-only, in the cache.
 
-    name: of the fact; `CODE_VERSIONS` has the version of the code that computes it.
-    made_from: plain data that names all inputs except the rows and our code.
+    name: of the fact.
+    made_from: plain data that names all inputs except the rows, and the version of the code that
+        computes the fact.
     write: writes the fact to a path.
     read: reads the fact from a path; raises OSError or ValueError if the file is damaged.
     """
@@ -82,7 +83,7 @@ def fingerprint_of(rows: Dataset) -> str:
 
 def _candidate_files(rows: Dataset, name: str, made_from: Mapping[str, object]) -> list[Path]:
     """Return the paths where a fact may be stored, the preferred one first."""
-    inputs = {"rows": fingerprint_of(rows), **made_from, "code": versions_of_code(name)}
+    inputs = {"rows": fingerprint_of(rows), **made_from, **data_versions()}
     file_name = f"{name}-{short_digest(inputs)}"
     return [folder / file_name for folder in (*_folders_of(rows), _process_folder())]
 

@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 from datasets.table import MemoryMappedTable
 
 from sbkit.base.checksums import checksum
-from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     TEMPORARY_NAMES,
@@ -38,13 +37,14 @@ from sbkit.base.files import (
     write_bytes_atomically,
 )
 from sbkit.base.messages import plural, printable
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import cache_folder, make_cache_folder
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import (
     ARCHIVES_FOLDER,
     CORPORA_FOLDER,
     CORPUS_FILE,
     ENCODING,
+    ROWS_VERSION,
     corpus_version,
     list_entries,
     prune_orphans,
@@ -178,9 +178,8 @@ def _clips_of(shard: ShardTable) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.C
 
 def _corpora(cache: Path) -> list[Path]:
     """Return the folders of prepared corpora, but not of other versions of sbkit."""
-    version = CODE_VERSIONS["corpus"].number
     folders = [entry.folder for entry in list_entries(cache)]
-    return [folder for folder in folders if corpus_version(folder) == version]
+    return [folder for folder in folders if corpus_version(folder) == ROWS_VERSION]
 
 
 @dataclass
@@ -268,8 +267,7 @@ def _remove_rows(doomed: Sequence[_Rows], eraser: _Eraser) -> None:
 
 
 def _note_forgotten(fingerprints: Iterable[str]) -> None:
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with (cache_folder() / FORGOTTEN_FILE).open("a") as file:
+    with (make_cache_folder() / FORGOTTEN_FILE).open("a") as file:
         file.writelines(f"{fingerprint}\n" for fingerprint in fingerprints)
 
 

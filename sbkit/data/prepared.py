@@ -34,8 +34,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
+from sbkit.audio.io import decoding_versions
 from sbkit.base.checksums import checksum
-from sbkit.base.code_versions import versions_of_audio, versions_of_code
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
     from_plain,
@@ -48,10 +48,11 @@ from sbkit.base.files import (
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.ranges import RANGES, Range, ValueType, require_in_range
-from sbkit.base.user_folders import cache_folder
+from sbkit.base.user_folders import cache_folder, make_cache_folder
+from sbkit.base.versions import data_versions
 from sbkit.config.hparams import Settings, read_spec
 from sbkit.data.audio_tables import AudioTable
-from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING
+from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING, ROWS_VERSION, texts_in
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import Excluded, Manifest
@@ -341,8 +342,7 @@ def prepare(
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if not again and (data := folder.read(is_checked=is_first)):
         return data
-    parent = folder.path.parent
-    parent.mkdir(parents=True, exist_ok=True)
+    parent = make_cache_folder(CORPORA_FOLDER)
 
     def log_wait(holder: str) -> None:
         logger.info(f"Waiting for {holder}, which is preparing {folder.path}.")
@@ -400,13 +400,14 @@ class _CacheFolder:
             "audio": {
                 "sample_rate": template.sample_rate,
                 "store": template.store,
-                **versions_of_audio(),
+                **decoding_versions(),
             },
             "tables": tables,
             "modules": corpus.sources(),
-            "code": versions_of_code(),
+            "code": {"rows": ROWS_VERSION, **data_versions()},
         }
-        about = corpus.describe()["name"] or "tables"
+        folders = " and ".join(Path(text).name for text in texts_in(settings.get("data_folder")))
+        about = corpus.describe()["name"] or folders or "tables"
         name = f"{about}-{short_digest(made_from['audio'])}-{short_digest(made_from)}"
         path = cache_folder() / CORPORA_FOLDER / UNSAFE_CHARS.sub("-", name).lstrip("-.")
         values = {name: settings.get(name) for name in DATA_KEYS} | source

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, note_once, short_value
-from sbkit.base.user_folders import cache_folder, expand_home
+from sbkit.base.user_folders import cache_folder, expand_home, make_cache_folder
 from sbkit.data.audio_tables import (
     AudioTable,
     add_partition,
@@ -254,11 +254,9 @@ def store_rows(rows: Any) -> Path:
     >>> [file.name for file in store_rows([{"audio": clip, "text": "nothing"}]).iterdir()]
     ['00000.parquet']
     """
-    cache = cache_folder()
     digest = hashlib.sha256()
-    with disk_errors(cache):
-        corpora = cache / CORPORA_FOLDER
-        corpora.mkdir(parents=True, exist_ok=True)
+    with disk_errors(cache_folder()):
+        corpora = make_cache_folder(CORPORA_FOLDER)
         with TemporaryDirectory(prefix=".rows-", dir=corpora) as temporary:
             new = Path(temporary, "new")
             new.mkdir()

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from datasets.table import ConcatenationTable, MemoryMappedTable
 
 from sbkit.base.arrays import Bools, Counts
-from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
+from sbkit.base.versions import data_versions
 from sbkit.data.corpus import SettingValues
 from sbkit.data.facts import cached_fact, fingerprint_of, measure_once
 from sbkit.data.manifest import Excluded, check_locale, take_rows, to_texts
@@ -27,8 +27,8 @@ from sbkit.data.rows import PreparedSplit
 from sbkit.data.shard import AUDIO, Row
 from sbkit.data.work_units import short_digest
 from sbkit.text.languages import parse_language
-from sbkit.text.normalization import TextTable, count_gaps, has_spaces, text_table
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.normalization import TEXT_VERSION, TextTable, count_gaps, has_spaces, text_table
+from sbkit.text.tokenizer import TOKENIZER_VERSION, Tokenizer
 from sbkit.text.transcripts import parse_tag_names, select_tags, transcript_normalizer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -124,9 +124,10 @@ def add_texts(
     def compute() -> Iterable[str]:
         return map(normalize, chain.from_iterable(read_texts(split.dataset, "sentence")))
 
+    made_from = {**made_from, "version": TEXT_VERSION}
     texts = cached_column(split.dataset, "text", made_from, compute)
     rows = ConcatenationTable.from_tables([split.dataset.data, texts], axis=1)
-    fingerprint = short_digest([fingerprint_of(split.dataset), made_from, versions_of_code("text")])
+    fingerprint = short_digest([fingerprint_of(split.dataset), made_from, data_versions()])
     dataset = datasets.Dataset(rows, fingerprint=fingerprint)
     if keep_empty:
         return replace(split, dataset=dataset)
@@ -161,7 +162,7 @@ def normalize_texts(settings: SettingValues, data: PreparedData) -> tuple[Prepar
 def _separate_words(train: Iterable[datasets.Dataset]) -> bool:
     """Return whether the transcripts of train have spaces between words."""
     counts = [
-        measure_once(split, "text", {"of": "spaces"}, partial(_count_spaces, split))
+        measure_once(split, "spaces", {"version": TEXT_VERSION}, partial(_count_spaces, split))
         for split in train
     ]
     characters = sum((Counter(split["characters"]) for split in counts), Counter[str]())
@@ -323,7 +324,8 @@ def count_tokens(split: datasets.Dataset, tokenizer: TextTokenizer) -> TextCount
             np.save(content, count())
 
     if type(tokenizer) is Tokenizer:
-        made_from = {"tokenizer": hashlib.sha256(tokenizer.content).hexdigest()}
+        digest = hashlib.sha256(tokenizer.content).hexdigest()
+        made_from = {"tokenizer": digest, "version": TOKENIZER_VERSION}
         read = partial(np.load, mmap_mode="r")
         counts = cached_fact(split, "token_counts", made_from, write, read)
     else:  # a tokenizer of another class, whose code may change

@@ -25,8 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem
 
-from sbkit.audio.io import AudioSpan
-from sbkit.base.code_versions import versions_of_audio
+from sbkit.audio.io import AudioSpan, decoding_versions
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
@@ -101,7 +100,7 @@ class WorkUnit:
     @cached_property
     def name(self) -> str:
         """The start of the names of its shards."""
-        return f"{self.split}-{short_digest([asdict(self), self.stamps, versions_of_audio()])}"
+        return f"{self.split}-{short_digest([asdict(self), self.stamps, decoding_versions()])}"
 
 
 def plan_units(

@@ -58,7 +58,13 @@ from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.run_results import read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.export.formats import ParityReports, write_formats
-from sbkit.export.model_card import FACTS_FILE, UNKNOWN_LICENSE, card_facts, write_card
+from sbkit.export.model_card import (
+    FACTS_FILE,
+    UNKNOWN_LICENSE,
+    card_facts,
+    without_language_models,
+    write_card,
+)
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedTransformer
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.runtime.runtimes import load_bundle
@@ -76,6 +82,7 @@ def export_run(
     formats: Sequence[str] = (),
     license: str = UNKNOWN_LICENSE,
     weights: Path | str | None = None,
+    language_models: bool = True,
     user_modules: frozenset[str] = frozenset(),
 ) -> ParityReports:
     """Copy the bundle of a run, with a model card and further formats; return their reports.
@@ -91,6 +98,8 @@ def export_run(
         license: for the model card.
         weights: a safetensors file that replaces the bundle's weights, with the same names and
             shapes. The bundle then decodes greedily, without confidences, and has no results.
+        language_models: whether to copy them. Without them, the bundle decodes greedily, too, and
+            its card says what that costs.
         user_modules: the modules of `--import`, which define parts of the model, or its task.
     """
     formats = [formats] if isinstance(formats, str) else formats
@@ -102,6 +111,9 @@ def export_run(
         copy_files(source, folder)
         if weights is not None:
             replace_weights(folder, Path(weights))
+        leaves_out = not language_models and (folder / LANGUAGE_MODELS_FILE).exists()
+        if leaves_out:
+            remove_decoder(folder)
         # A bundle that cannot be loaded is not exported.
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
@@ -113,9 +125,11 @@ def export_run(
         config = read_json(folder / CONFIG_FILE)
         facts = card_facts(run, bundle.task, config, written_formats, license=license)
         if weights is not None:
-            facts |= {"weights": Path(weights).name, "run": "FOLDER test.csv"}
+            facts |= {"weights": Path(weights).name}
         if weights is not None or source != run / BUNDLE:  # the test measured that bundle
             facts |= {"results": []}
+        if leaves_out:
+            facts = without_language_models(facts)
         write_card(folder, facts)
         for name in written_formats:
             if library := FORMATS[name].library:
@@ -198,7 +212,7 @@ def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, language_models:
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder, formats=FORMATS)
         if (facts := read_json(folder / FACTS_FILE)) is not None:
-            write_card(folder, facts | {"results": [], "run": "FOLDER test.csv"})
+            write_card(folder, facts | {"results": [], "cost_of_greedy": None})
         _write_decoder(folder, fitted, language_models)
 
 
@@ -221,9 +235,14 @@ def replace_weights(folder: Path, file: Path) -> None:
         weights = load(content)
     check_same_model(weights, load((folder / WEIGHTS_FILE).read_bytes()), place=str(file))
     (folder / WEIGHTS_FILE).write_bytes(content)
-    (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)
-    _write_decoder(folder, FittedDecoder(None, None, {}, ()), None, checkpoints=[])
+    remove_decoder(folder, checkpoints=[])
     logger.info(f"note: no decoder is fitted to {file}, so the bundle decodes greedily.")
+
+
+def remove_decoder(folder: Path, **changes: object) -> None:
+    """Remove the decoder of a bundle, with its language models and the confidences of words."""
+    (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)
+    _write_decoder(folder, FittedDecoder(None, None, {}, ()), None, **changes)
 
 
 # The folder that `--out` names

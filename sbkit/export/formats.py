@@ -13,6 +13,7 @@ huggingface/     a folder for transformers, if the model has a pretrained encode
 """
 
 import logging
+import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
@@ -37,6 +38,7 @@ ParityReport = Mapping[str, Any]  # plain data
 ParityReports = Mapping[str, Mapping[str, ParityReport]]  # by format and candidate
 
 PARITY_FILE = "parity.json"
+FOLDERS_OF_PATH = re.compile(r"(?<=[\s=,:'\"(\[{])/(?:[^/\s\"]+/)+")  # in messages of libraries
 
 
 def declared_formats(settings: Mapping[str, Any], task: Task) -> list[str]:
@@ -87,7 +89,8 @@ def write_formats(
     try:
         test_sets: TestSets | str = prepare_test_sets(run, user_modules=user_modules).test
     except SbkitError as error:
-        test_sets = str(error)
+        logger.warning(f"note: the formats are compared on noise only. {error}")
+        test_sets = "the data of the run could not be read where it was exported"
     candidates: dict[str, Sequence[Candidate]] = {}
     graphs: dict[str, Sequence[WrittenGraph]] = {}
     reports: dict[str, dict[str, ParityReport]] = {}
@@ -116,6 +119,7 @@ def write_formats(
                 (folder / name / file).unlink()
         packages = versions(FORMATS[name].packages)
         parity = {"versions": packages, "compared_with_the_trained_model": by_candidate}
-        (folder / name / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
+        text = FOLDERS_OF_PATH.sub("", to_json(parity, indent=1) + "\n")
+        (folder / name / PARITY_FILE).write_text(text, encoding="utf-8")
         write_checksums(folder / name)
     return reports

@@ -24,6 +24,7 @@ from sbkit.text.normalization import TextTable, normalize, table_from_stored, ta
 from sbkit.text.tokenizer import Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
+LM_VERSION = 1  # raised with each change of trained models
 MAX_MODELS_BYTES = 1 << 33
 FIELDS = ("keys", "log_probs", "backoffs")
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from sbkit.base.checksums import checksum
-from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import ConfigError, DataError, SbkitError, concerning
 from sbkit.base.files import require_writable, to_json
 from sbkit.base.messages import plural
@@ -22,6 +21,7 @@ from sbkit.base.versions import TEXT_PACKAGES, package_versions
 from sbkit.lm.arpa import is_arpa, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.language_models import (
+    LM_VERSION,
     TOKENS,
     WORDS,
     hash_sentences,
@@ -31,7 +31,7 @@ from sbkit.lm.language_models import (
     tokenizer_digest,
 )
 from sbkit.lm.ngram import SPECIAL, NgramModel
-from sbkit.text.normalization import TextTable, is_mark, table_to_store
+from sbkit.text.normalization import TEXT_VERSION, TextTable, is_mark, table_to_store
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentences
 
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
@@ -119,7 +119,7 @@ def ensure_language_models(
         "held_out": sorted(held_out_texts),
         "orders": [orders[WORDS], orders[TOKENS]],
         "table": text_encoder.table and table_to_store(text_encoder.table),
-        "code": [CODE_VERSIONS[name].number for name in ("text", "language_models")],
+        "code": [TEXT_VERSION, LM_VERSION],
         "packages": package_versions(TEXT_PACKAGES),
     }
     metadata = {

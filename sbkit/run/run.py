@@ -43,7 +43,6 @@ from sbkit.checkpoint.run_config import (
     read_description,
     require_resumable,
     require_same_on_ranks,
-    require_trusted,
     write_description,
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings
@@ -74,7 +73,7 @@ from sbkit.run.tuning import tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
 from sbkit.train.ownership import helper_digests
-from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.recipe import Recipe, load_recipe, load_trusted_recipe
 from sbkit.train.setup import (
     PreparedRun,
     RunData,
@@ -338,7 +337,7 @@ class Run:
     def _require_trusted(self) -> None:
         """Read the YAML of a run folder as data, but not one that the user has written."""
         if self.spec.document.is_in_run_folder:
-            require_trusted(self.settings, self.spec.user_keys, self._trusted_modules)
+            load_trusted_recipe(self.spec, self._trusted_modules)
 
     def _user_modules(self) -> frozenset[str]:
         """Return the trusted modules: the named ones of an opened run, or those of the YAML."""

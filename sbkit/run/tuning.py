@@ -18,7 +18,6 @@ import datasets
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import RUN_YAML, require_writable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import require_trusted
 from sbkit.config.hparams import RunSpec
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column
@@ -36,7 +35,7 @@ from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_sets import name_of, prepare_user_set, table_settings
 from sbkit.runtime.scoring import sample_validation
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.train.recipe import load_recipe
+from sbkit.train.recipe import load_trusted_recipe
 from sbkit.train.setup import declare_run, prepare_splits
 
 logger = logging.getLogger(__name__)
@@ -81,8 +80,7 @@ def tune(
             spec = declare_run(model / RUN_YAML, {})
         splits: Splits | None = None
         if spec is not None:
-            require_trusted(spec.settings, spec.user_keys, user_modules)
-            splits = prepare_splits(spec, load_recipe(spec))
+            splits = prepare_splits(spec, load_trusted_recipe(spec, user_modules))
         settings: Mapping[str, Any] = {} if spec is None else spec.settings
         tables = table_settings(model, columns=columns, encoding=encoding)
         sets: Mapping[str, datasets.Dataset]

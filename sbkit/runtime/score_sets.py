@@ -14,7 +14,6 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import RUN_YAML, is_run
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import require_trusted
 from sbkit.config.hparams import read_spec
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import SPONTANEOUS_TABLE, read_spontaneous
@@ -26,7 +25,7 @@ from sbkit.data.splits import Splits, add_texts, sample_counts
 from sbkit.data.tables import TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.train.recipe import load_recipe
+from sbkit.train.recipe import load_recipe, load_trusted_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +66,8 @@ def prepare_test_sets(
     user_modules: modules that the user trusts; None if the run itself calls, in its training.
     """
     spec = read_spec(run / RUN_YAML)
-    settings = spec.settings
-    if user_modules is not None:
-        require_trusted(settings, (), user_modules)
-    splits = load_recipe(spec).prepare_splits(settings)
+    recipe = load_recipe(spec) if user_modules is None else load_trusted_recipe(spec, user_modules)
+    splits = recipe.prepare_splits(spec.settings)
     if split is not None:
         named = splits.named()
         if split not in named:

@@ -37,6 +37,7 @@ from sbkit.models.pretrained.folder import (
     read_json,
     weight_files,
 )
+from sbkit.models.pretrained.transformers_encoder import make_config
 from sbkit.runtime.torch_model import TorchModel
 from sbkit.text.languages import parse_language, primary_language, whisper_language
 from sbkit.text.normalization import language_table
@@ -51,7 +52,11 @@ CTC_CLASSES = (
     "Wav2Vec2ForCTC",
     "WavLMForCTC",
 )
-UNSUPPORTED_KEYS = ("auto_map", "adapter_attn_dim")  # code; adapters, which lie in further files
+UNSUPPORTED_KEYS = (
+    *("auto_map", "quantization_config"),  # code
+    "adapter_attn_dim",  # adapters, which lie in further files
+)
+ADAPTERS = "adapter_config.json"  # of the package peft
 MAX_WHISPER_CLIPS = 16  # in a batch; each clip is padded to 30 s
 MIN_CLIP_SECONDS = 0.1  # shorter clips, such as the empty end of a recording, are padded
 
@@ -86,6 +91,8 @@ def require_recognizer(folder: Path) -> str:
     for key in UNSUPPORTED_KEYS:
         if settings.get(key) is not None:
             raise BundleError(f"`{key}` in {folder / CONFIG} is not supported. Use another model.")
+    if (folder / ADAPTERS).exists():
+        raise BundleError(f"{folder / ADAPTERS} is not supported. Merge its adapters into a model.")
     name = next(iter(settings.get("architectures") or ()), None)
     if name != WHISPER_CLASS and name not in CTC_CLASSES:
         raise BundleError(
@@ -108,8 +115,11 @@ class TextModel:
         with _quiet(), translate(Exception, BundleError, lambda error: _explain(folder, error)):
             self._extractor = transformers.AutoFeatureExtractor.from_pretrained(folder, **local)
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
-            model, loading = getattr(transformers, name).from_pretrained(
+            model_class = getattr(transformers, name)
+            settings = read_json(folder, CONFIG) or {}
+            model, loading = model_class.from_pretrained(
                 folder,
+                config=make_config(model_class.config_class, settings),
                 local_files_only=True,
                 use_safetensors=True,
                 dtype=torch.float32,

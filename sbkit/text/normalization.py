@@ -14,11 +14,11 @@ from typing import Any
 
 import regex
 
-from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import from_plain
 from sbkit.text.languages import primary_language
 
+TEXT_VERSION = 10  # raised with each change of normalized texts
 MAX_REWRITE_LENGTH = 1000  # characters of all replacements of a table
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -205,7 +205,7 @@ def is_mark(char: str) -> bool:
 
 def table_to_store(table: TextTable) -> dict[str, object]:
     """Return a table and its version as plain data, for checkpoints and bundles."""
-    return {"version": CODE_VERSIONS["text"].number, **asdict(table)}
+    return {"version": TEXT_VERSION, **asdict(table)}
 
 
 def table_from_stored(stored: Any) -> TextTable:

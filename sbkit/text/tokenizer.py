@@ -18,6 +18,7 @@ from sbkit.text.normalization import attach_marks, is_mark
 from sbkit.text.transcripts import TAG_TOKEN, remove_tags
 from sbkit.text.vocabulary import Vocabulary
 
+TOKENIZER_VERSION = 1  # raised with each change of tokenizers, or of the ids and counts of tokens
 TOKENIZER_FILE = "tokenizer.model"  # in a run folder or a bundle
 TOKEN_TYPES = ("char", "bpe", "unigram")
 MAX_TOKENIZER_BYTES = 1 << 25  # 250,000 tokens take 4 MB

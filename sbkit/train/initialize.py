@@ -50,7 +50,7 @@ from sbkit.models.pretrained.folder import (
     complete_config,
     read_encoder_config,
 )
-from sbkit.models.pretrained.hub import find_folder
+from sbkit.models.pretrained.hub import find_folder, find_local_folder
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.text.normalization import TEXT_CHOICES, TextTable, language_table, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE
@@ -308,6 +308,8 @@ def with_encoder_config(declared: Document, overrides: Mapping[str, object]) -> 
 
     A resumed run keeps the sizes that it began with. A new one takes them from `pretrained`; if
     that is null, from `encoder_config` itself, for random weights, or from `init_from`.
+
+    The YAML of a run folder may be a stranger's: nothing that it names is downloaded here.
     """
     config: Any = overrides.get(ENCODER_CONFIG) or {}
     if "source" in config:
@@ -322,7 +324,8 @@ def with_encoder_config(declared: Document, overrides: Mapping[str, object]) -> 
     run = Path(settings["output_folder"])
     if has_checkpoint(run):
         return {**overrides, ENCODER_CONFIG: read_description(run).values[ENCODER_CONFIG]}
-    config = _config_of_new_run(settings)
+    downloads = PRETRAINED in overrides or not declared.is_in_run_folder
+    config = _config_of_new_run(settings, downloads=downloads)
     if config["sample_rate"] != settings["sample_rate"]:
         raise ConfigError(
             f"`sample_rate` must be the {config['sample_rate']} Hz of the encoder, but is "
@@ -333,7 +336,7 @@ def with_encoder_config(declared: Document, overrides: Mapping[str, object]) -> 
     return {**overrides, ENCODER_CONFIG: config}
 
 
-def _config_of_new_run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _config_of_new_run(settings: Mapping[str, Any], *, downloads: bool) -> Mapping[str, Any]:
     names = {key: settings.get(key) for key in (PRETRAINED, REVISION)}
     require_in_range(names)
     name, revision = names.values()
@@ -350,7 +353,15 @@ def _config_of_new_run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     # In the YAML of a run folder.
     source = (declared.get("source") if isinstance(declared, Mapping) else None) or {}
     commit = source.get("revision") if source.get("name") == name else None
-    folder = find_folder(name, revision or commit)
+    find = find_folder if downloads else find_local_folder
+    folder = find(name, revision or commit)
+    if folder is None:
+        if isinstance(declared, Mapping):  # training downloads this commit of the model
+            return declared
+        raise ConfigError(
+            f"`{PRETRAINED}` of the run is {name}, which is not on this machine. For safety it is "
+            f"downloaded only if you name it yourself, as an override of `{PRETRAINED}`."
+        )
     config = read_encoder_config(folder)
     if declared is None:
         check_tensors(folder, config, layers=settings.get("layers"))

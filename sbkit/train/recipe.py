@@ -6,14 +6,14 @@ A YAML names its recipe, `recipe: recipes.asr.recipe.AsrRecipe`: any subclass of
 be imported, including from a file beside the YAML.
 """
 
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.imports import dotted_path, search_folders
+from sbkit.base.errors import ConfigError, concerning
+from sbkit.base.imports import dotted_path, import_recipe, search_folders
 from sbkit.base.ranges import Constraint
 from sbkit.bundle.task import Task
+from sbkit.checkpoint.run_config import DATA_SETTINGS, require_trusted
 from sbkit.config.hparams import RECIPE, RunSpec, Settings
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
@@ -95,6 +95,19 @@ def _is_task(kind: type) -> bool:
     return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
+def load_trusted_recipe(spec: RunSpec, user_modules: Collection[str]) -> Recipe:
+    """Load the recipe of a run that is read as data; see `require_trusted`.
+
+    A corpus that the run names, or means by naming none, is downloaded only if the user names it.
+    """
+    require_trusted(spec.settings, spec.user_keys, user_modules)
+    recipe = load_recipe(spec)
+    if not DATA_SETTINGS & spec.user_keys and (corpus := recipe.corpus(spec.settings)) is not None:
+        corpus.require_fetched()
+    return recipe
+
+
+@concerning(RECIPE)
 def load_recipe(spec: RunSpec) -> Recipe:
     """Make the recipe of a run: the one given in Python, or the one that its YAML names."""
     if spec.recipe is not None:
@@ -108,15 +121,7 @@ def load_recipe(spec: RunSpec) -> Recipe:
         )
     search_folders(spec.document.module_folders)
     module, _, attribute = name.rpartition(".")
-    try:
-        recipe = getattr(import_module(module), attribute, None)
-    except SbkitError:
-        raise
-    except Exception as error:  # a user's module may fail in any way
-        raise ConfigError(
-            f"`recipe` in {yaml_file}: {module} cannot be imported: it raised "
-            f"{type(error).__name__} ({error})."
-        ) from error
+    recipe = getattr(import_recipe(module), attribute, None)
     if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         raise ConfigError(
             f"`recipe` in {yaml_file} must name a subclass of sbkit.train.recipe.Recipe, but "

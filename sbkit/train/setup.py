@@ -49,11 +49,10 @@ import torch
 from torch import nn
 
 from sbkit.base.checksums import READ_ERRORS, checksum
-from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import from_plain, read_file, to_json, write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
-from sbkit.base.versions import versions
+from sbkit.base.versions import data_versions, versions
 from sbkit.checkpoint.checkpointer import NORMALIZER
 from sbkit.checkpoint.folder import TASK
 from sbkit.checkpoint.rng import isolated_rng
@@ -95,8 +94,8 @@ from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.encoder import PretrainedTransformer, warn_of_padding
 from sbkit.models.pretrained.folder import load_weights
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
-from sbkit.text.normalization import table_to_store
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.normalization import TEXT_VERSION, table_to_store
+from sbkit.text.tokenizer import TOKENIZER_VERSION, Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import (
     PRETRAINED,
@@ -370,7 +369,7 @@ def digest_label_inputs(spec: RunSpec, splits: Splits) -> str:
         [
             *(values, described.data, described.modules, described.files),
             [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats],
-            *(versions(), versions_of_code("text"), versions_of_code("labels")),
+            *(versions(), data_versions(), TEXT_VERSION, TOKENIZER_VERSION),
         ]
     )
 

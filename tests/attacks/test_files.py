@@ -2,21 +2,30 @@
 
 import os
 import pickle
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run as sbkit
+from sbkit.data.corpus import corpus_of
+from sbkit.models.pretrained.folder import check_tensors, read_encoder_config
 from sbkit.runtime.onnx_model import OnnxModel
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.asr.task import AsrTask
 from sbkit.train.initialize import initialize_from
 from tests.attacks.hostile import ESCAPE, refused, watched
-from tests.runtime.bundles import make_run
+from tests.models.pretrained.folders import FRAMES, change_json, make_folder
+from tests.models.pretrained.recognizers import make_ctc, make_whisper
+from tests.recipes.test_common_voice import make_release
+from tests.runtime.bundles import make_bundle, make_run
 from tests.stores import read_split
 
 
@@ -64,6 +73,62 @@ def test_command_of_a_kaldi_folder_is_not_run(tmp_path: Path) -> None:
     with watched(tmp_path / "canary"):
         manifest = read_split(settings, "train")
     assert not len(manifest) and [row.detail for row in manifest.excluded] == ["command"]
+
+
+# -- addresses ------------------------------------------------------------------------------------
+
+ADDRESS = "http://localhost:9/tracker"
+NAMING_KEYS = (
+    *("_name_or_path", "name_or_path", "base_model_name_or_path", "base_model", "source"),
+    *("repo_id", "url", "homepage", "data_files", "chat_template_url", "tracker"),
+)
+
+
+def plant(folder: Path) -> None:
+    """Name an address in all files of a folder that describe its content."""
+    for file in folder.rglob("*.json"):
+        if file.name not in ("checksums.json", "vocab.json", "tokenizer.json"):
+            change_json(file, **dict.fromkeys(NAMING_KEYS, ADDRESS))
+    card = f"---\nlicense: mit\nbase_model: {ADDRESS}\n---\n## License\n![]({ADDRESS})\n"
+    (folder / "README.md").write_text(card)
+    if (folder / "checksums.json").exists():
+        write_checksums(folder)
+
+
+def transcribe(bundle: Path) -> None:
+    soundfile.write(bundle.parent / "a.wav", np.zeros(8000), 16_000)
+    assert sbkit(["transcribe", str(bundle), str(bundle.parent / "a.wav")]) == 0
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
+    "bundle": (
+        lambda folder: make_bundle(folder.parent).rename(folder),
+        transcribe,
+    ),
+    "pretrained encoder": (
+        lambda folder: make_folder(folder, **FRAMES),
+        lambda folder: check_tensors(folder, read_encoder_config(folder)),
+    ),
+    "Whisper of transformers": (
+        lambda folder: make_whisper(folder, seconds=30),
+        lambda folder: load_bundle(folder, language="en"),
+    ),
+    "CTC model of transformers": (make_ctc, lambda folder: load_bundle(folder, language="en")),
+    "release": (
+        make_release,
+        lambda folder: corpus_of({"data_folder": str(folder), "language": "it"}).describe(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_address_in_a_folder_is_not_opened(kind: str, mine: Path, tmp_path: Path) -> None:
+    """`test_run_folders.py` has run folders."""
+    make, read = FOLDERS[kind]
+    make(tmp_path / "folder")
+    plant(tmp_path / "folder")
+    with watched(tmp_path / "canary"):
+        read(tmp_path / "folder")
 
 
 # -- weights to start from -------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """A run folder is data: none of its modules runs unless `--import` names it."""
 
+import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -19,7 +22,9 @@ from sbkit.commands.cli import run
 from sbkit.config.hparams import read_spec
 from sbkit.export.export import export_run
 from sbkit.run.run import Run
-from tests.attacks.hostile import DAMAGES, refused
+from tests.attacks.hostile import DAMAGES, refused, watched
+from tests.attacks.test_files import plant
+from tests.models.pretrained.folders import FRAMES, tiny_config
 from tests.runs import Workplace
 from tests.runtime.bundles import ROOT, SIZES, edit_config, make_run
 
@@ -54,12 +59,14 @@ def set_in_yaml(folder: Path, key: str, value: str) -> None:
     yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {value}", yaml.read_text()))
 
 
+@pytest.mark.parametrize("inner", [".", "bundle", "bundle/onnx"])
 def test_run_folder_is_not_searched_for_modules(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    inner: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is it if it is the working folder: a library may look for a package that is missing."""
-    (folder / "evil.py").write_text(EVIL)
-    monkeypatch.chdir(folder)
+    (folder / inner).mkdir(parents=True, exist_ok=True)
+    (folder / inner / "evil.py").write_text(EVIL)
+    monkeypatch.chdir(folder / inner)
     export_run(folder, folder.parent / "bundle")
     score(folder)
     Run.open(folder).prepare_splits()
@@ -102,6 +109,17 @@ def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
     assert "evil" not in sys.modules
 
 
+def test_override_of_an_unknown_key_imports_no_recipe(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe may declare more keys; that of a stranger is not asked, even where it is found."""
+    (tmp_path / "evil.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    set_in_yaml(folder, "recipe", NAMES["recipe"])
+    message = refused(lambda: Run.open(folder, {"evil_key": 1}), tmp_path / "evil.ran")
+    assert "evil_key" in message and "evil" not in sys.modules
+
+
 # -- what is in the files of a run -----------------------------------------------------------------
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -110,6 +128,9 @@ READERS: dict[str, Callable[[Path], object]] = {
     "errors": lambda folder: Run.open(folder).errors(),
     "model": lambda folder: Run.open(folder).model,
     "tune": lambda folder: Run.open(folder).tune(out=folder.parent / "tuned"),
+    "tune an order": lambda folder: run(
+        ["tune", str(folder), "--word-lm-order=2", "--out", str(folder.parent / "tuned")]
+    ),
     "compare": lambda folder: run(["compare", str(folder), str(folder)]),
     "score": score,
     "export": lambda folder: run(["export", str(folder), "--out", str(folder.parent / "new")]),
@@ -149,10 +170,11 @@ def tested(folder: Path) -> Path:
     return folder
 
 
-def refused_by(readers: str, folder: Path) -> list[str]:
+def refused_by(readers: str | Sequence[str], folder: Path) -> list[str]:
     """Return the errors of readers, each of which refuses a run."""
     canary = folder.parent / "canary"
-    return [refused(partial(READERS[name], folder), canary) for name in readers.split()]
+    names = readers.split() if isinstance(readers, str) else readers
+    return [refused(partial(READERS[name], folder), canary) for name in names]
 
 
 @pytest.mark.slow
@@ -199,6 +221,9 @@ def test_few_aliases_stay_few_values(first: str, level: str, use: str, folder: P
         ("manifest", "{train: a.csv, dev: a.csv, test: {b: http://localhost/a.csv}}"),
         ("manifest", "{train: a.csv, dev: a.csv, test: [/dev/zero]}"),
         ("corpus", "evil"),
+        ("lm_text", "http://localhost/a.txt"),
+        ("lm_text", "[a.txt, 's3://a/b.arpa']"),
+        ("lm_text", "/dev/zero"),
     ],
 )
 def test_run_that_is_read_as_data_opens_no_address_or_module(
@@ -206,8 +231,66 @@ def test_run_that_is_read_as_data_opens_no_address_or_module(
 ) -> None:
     set_in_yaml(tested, key, value)
     advice = "If you trust it, pass" if key == "corpus" else "only if you name it yourself"
-    for message in refused_by("scores errors tune score", tested):
+    readers = ["score", "tune an order"] if key == "lm_text" else "scores errors tune score"
+    for message in refused_by(readers, tested):
         assert advice in message and (f"`{key}` of the run is " in message or key == "corpus")
+
+
+@pytest.mark.slow
+def test_address_in_the_files_of_a_run_is_not_opened(tested: Path) -> None:
+    """Not by a reader that refuses the run, either."""
+    for folder in (tested, tested / "bundle"):
+        plant(folder)
+    for read in READERS.values():
+        with watched(tested.parent / "canary"), suppress(SbkitError):
+            read(tested)
+
+
+def test_encoder_that_a_run_names_is_downloaded_for_training_only(folder: Path) -> None:
+    """`encoder_config` may be missing, or name a commit of the hub's model."""
+    yaml = folder / "hyperparams.yaml"
+    text = (ROOT / "hparams/ctc_pretrained.yaml").read_text()
+    yaml.write_text(text.replace("pretrained: null", "pretrained: stranger/tracker"))
+    shutil.rmtree(folder / "checkpoints")
+    canary = folder.parent / "canary"
+    assert "downloaded only if you name it" in refused(lambda: Run.open(folder), canary)
+    sizes = tiny_config(**FRAMES) | {"source": {"name": "stranger/tracker", "revision": "0" * 40}}
+    set_in_yaml(folder, "encoder_config", json.dumps(sizes))
+    with watched(canary):
+        opened = Run.open(folder)
+    assert opened.settings["encoder_config"] == sizes and opened.history == []
+    refused_by("scores errors model tune score export", folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "recipes.AsteriskPrompts.corpus --language=en"),  # the default corpus
+        ({"corpus": "recipes.FestvoxRu.corpus"}, "recipes.FestvoxRu.corpus --language=ru"),
+    ],
+)
+def test_corpus_of_a_run_is_fetched_only_if_the_user_names_it(
+    settings: Mapping[str, str],
+    advice: str,
+    tested: Path,
+    own_cache: Path,
+    workplace: Workplace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    description = json.loads((tested / "run_config.json").read_text())
+    for key in ("corpus", "data_folder"):
+        set_in_yaml(tested, key, json.dumps(settings.get(key)))
+        description["values"][key] = settings.get(key)
+    (tested / "run_config.json").write_text(json.dumps(description))
+    for message in refused_by("errors tune score", tested):
+        assert f"you name it yourself: sbkit prepare hparams/ctc.yaml --corpus={advice}" in message
+    assert not own_cache.exists()
+    with patch("recipes.debian.release.fetch_packages", side_effect=SbkitError("asks a mirror")):
+        opened = Run.open(tested, {"corpus": settings.get("corpus")})
+        assert refused(opened.errors, tested.parent / "canary") == "asks a mirror"
+    monkeypatch.setattr("recipes.debian.release.find_release", lambda *_: workplace.release)
+    with watched(tested.parent / "canary"):
+        assert Run.open(tested).errors()  # from the cache
 
 
 def test_address_that_the_user_gives_is_opened(tested: Path) -> None:

@@ -74,6 +74,18 @@ def test_cache_lists_corpora_and_prunes_those_without_source(
     assert (own_cache / "asterisk-prompts").is_dir() and all(file.exists() for file in users)
 
 
+def test_prune_keeps_a_corpus_of_two_folders_while_one_is_away(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    """As long as its disk is not mounted; without both folders, nothing can need it."""
+    folders = [make_release(tmp_path / name) for name in ("here", "away")]
+    prepare("", data_folder=[str(folder) for folder in folders])
+    for folder, num_kept in zip(folders, (1, 0), strict=True):
+        folder.rename(folder.with_name(f"{folder.name}-unmounted"))
+        assert sbkit(["cache", "prune"]) == 0
+        assert len([*(own_cache / "corpora").glob("[!.]*")]) == num_kept
+
+
 def refuse(path: Path) -> bool:
     raise PermissionError(13, "Permission denied", str(path))
 
@@ -127,6 +139,19 @@ def test_cache_folder_follows_the_environment(
     for name, value in {"HOME": "/home/ann", **variables}.items():
         monkeypatch.setenv(name, value)
     assert cache_folder() == Path(expected)
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_new_cache_is_its_users_alone(has_cache: bool, tmp_path: Path, own_cache: Path) -> None:
+    """The mode of one that is there was chosen, perhaps for a group."""
+    if has_cache:
+        own_cache.mkdir(mode=0o750)
+    release = make_release(tmp_path / "release")
+    prepare(release)
+    assert own_cache.stat().st_mode & 0o777 == (0o750 if has_cache else 0o700)
+    assert {path.stat().st_mode for path in own_cache.rglob("*") if path.is_dir()} == {
+        release.stat().st_mode
+    }
 
 
 # ---- facts

@@ -434,7 +434,7 @@ def test_corpora_of_earlier_versions_are_removed_and_of_later_ones_kept(
     corpus.list(*SPEAKERS[1:])
     record = json.loads(file.read_text())
     for step, expected in ((1, ALL), (-2, {})):
-        record["made_from"]["audio"]["code"] += step
+        record["made_from"]["code"]["rows"] += step
         file.write_text(json.dumps(record))
         prune()
         assert corpus.held_in(own_cache) == expected

@@ -27,8 +27,6 @@ import soundfile
 import soxr
 
 from recipes.prepare import prepare_transcripts
-from sbkit.base import code_versions
-from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import SbkitError
 from sbkit.config.overrides import parse_overrides
 from sbkit.data import work_units
@@ -42,10 +40,10 @@ from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits
 from sbkit.data.tables import TableOptions
 from tests.runs import ROOT, times_of
+from tests.test_golden import be_other_code
 
 YAML = f"{ROOT}/hparams/ctc.yaml"
 
-OTHER_NUMBERS = {name: version._replace(number=99) for name, version in CODE_VERSIONS.items()}
 MODULE = """
 from pathlib import Path
 from sbkit.data.corpus import Corpus
@@ -319,7 +317,7 @@ def be_version(of: str, patches: pytest.MonkeyPatch) -> None:
         english = num2words.CONVERTER_CLASSES["en"]
         patches.setattr(english, "to_cardinal", lambda number, **_: "umpteen")
     if of == "ours":
-        patches.setattr(code_versions, "CODE_VERSIONS", OTHER_NUMBERS)
+        be_other_code(patches)
 
 
 def forget() -> None:

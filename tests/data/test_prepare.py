@@ -19,6 +19,7 @@ from unittest.mock import Mock, patch
 import datasets
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 import soundfile
 from fsspec.exceptions import FSTimeoutError
@@ -26,6 +27,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from recipes.prepare import prepare_transcripts
 from sbkit.audio.io import read_audio
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import ASKED_TO_STOP, PARTLY_DONE, ConfigError, SbkitError, StoreError
 from sbkit.commands.cli import run as sbkit
 from sbkit.commands.prepare import choose_share
@@ -535,6 +537,26 @@ def change_text(file: Path) -> None:
     file.write_bytes(content.replace(b"Clip 7!", b"Clap 7!"))
 
 
+def lead_out(folder: Path) -> None:
+    """Name a shard outside of the corpus in the rows of train."""
+    rows = pa.ipc.open_stream((folder / "train.arrow").read_bytes()).read_all().combine_chunks()
+    audio = pa.Table.from_struct_array(rows["audio"])
+    files = pa.array(["../planted.arrow"] * len(rows))
+    audio = audio.set_column(audio.column_names.index("file"), "file", files).to_struct_array()
+    rows = rows.set_column(rows.column_names.index("audio"), "audio", audio)
+    with pa.ipc.new_stream(str(folder / "train.arrow"), rows.schema) as writer:
+        writer.write_table(rows)
+    splits = json.loads((folder / CORPUS_FILE).read_text())["splits"]
+    splits["train"]["sha256"] = checksum(folder / "train.arrow")
+    edit_index(folder, splits=splits)
+
+
+def rename_split(folder: Path, name: str) -> None:
+    splits = json.loads((folder / CORPUS_FILE).read_text())["splits"]
+    splits[name] = splits["train"]
+    edit_index(folder, splits=splits, roles={"train": [name], "valid": ["dev"], "test": ["test"]})
+
+
 # What happens to a corpus, what a run says, and how many tables --verify lists
 FAULTS: list[tuple[Callable[[Path], object], str, int]] = [
     (lambda f: first(f, "train-*.clips").unlink(), "clips is missing.*--verify", 1),
@@ -545,6 +567,9 @@ FAULTS: list[tuple[Callable[[Path], object], str, int]] = [
     (lambda f: cut(f / CORPUS_FILE), "corpus.json is damaged.*--finish", 0),
     (lambda f: edit_index(f, format=3), "has the format 3.*prepare the corpus again", 0),
     (lambda f: edit_index(f, shards=None), "is damaged .its shards is missing.*--finish", 0),
+    (lambda f: edit_index(f, shards={"../a.arrow": 9}), "corpus.json must name files in its", 0),
+    (lambda f: rename_split(f, "../../planted"), "must name .* but names '../../planted'", 0),
+    (lead_out, "must name files in its own folder, but names '../planted.arrow'", 0),
     (lambda f: (f / "train.arrow").unlink(), "train.arrow is missing.*--finish", 0),
     (lambda f: cut(f / "train.arrow"), "train.arrow is missing or damaged.*--finish", 0),
     (

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, DecoderWeights
 from sbkit.export.export import collect_files, export_run, replacing_bundle, write_bundle
 from sbkit.lm.language_models import save, tokenizer_digest
@@ -103,6 +105,38 @@ def test_card_has_the_results_of_the_bundle_that_was_tested_only(tested: Path) -
     shutil.rmtree(tested / "bundle")  # its checkpoint decodes greedily
     export_run(tested, bundle)
     assert "25.75" not in (bundle / "README.md").read_text()
+
+
+def test_export_without_language_models_says_what_that_costs(tested: Path) -> None:
+    bundle = tested.parent / "bundle"
+    figures = {"decoder": "beam", "WER": 0.2575, "CER": 0.1, "greedy": {"WER": 0.395, "CER": 0.2}}
+    figures["normalized"] = {"normalizer": "Whisper's", "WER": 0.2}
+    (tested / "summary.json").write_text(json.dumps({"test": {"test": figures, "own": figures}}))
+    assert (tested / "bundle/lm.safetensors").exists()
+    assert sbkit(["export", str(tested), "--out", str(bundle), "--no-lm"]) == 0
+    loaded = load_bundle(bundle)
+    assert not (bundle / "lm.safetensors").exists()
+    assert loaded.decoder is None and not loaded.config.confidence
+    card = (bundle / "README.md").read_text()
+    assert (
+        "so it decodes greedily: CER on test is 20.00 % instead of 10.00 %; WER on test is "
+        "39.50 % instead of 25.75 %; CER on own is" in card
+    )
+    assert "| test | greedy | WER | 39.50 % |" in card and "| beam" not in card
+    head = yaml.safe_load(card.split("---\n")[1])
+    rates = [result["metrics"][0]["value"] for result in head["model-index"][0]["results"]]
+    assert rates == [0.2, 0.395] * 2
+    checkpoints = read_json(bundle / "config.json")["checkpoints"]
+    assert checkpoints == read_json(tested / "bundle/config.json")["checkpoints"] != []
+
+    (tested / "summary.json").unlink()
+    export_run(tested, bundle, language_models=False)
+    assert "greedily: what that costs was not measured.\n" in (bundle / "README.md").read_text()
+    export_run(tested, bundle)
+    assert (bundle / "lm.safetensors").exists()
+    shutil.rmtree(tested / "bundle")  # a greedy bundle has none to leave out
+    export_run(tested, bundle, language_models=False)
+    assert "are left out" not in (bundle / "README.md").read_text()
 
 
 def test_replacing_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bundle: Path) -> None:

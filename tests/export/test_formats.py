@@ -43,7 +43,9 @@ def off_by(difference: float | None) -> Callable[[TorchBundle, Path], Sequence[C
         model = WaveformModel(bundle.model.network).eval()
 
         def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
-            assert difference is not None, "Guard failed: audio.size()[1] == 16000"
+            assert difference is not None, (
+                "Guard failed in /home/ann/layer.py: audio.size()[1] == 16000"
+            )
             output, frames = trained_log_probs(model, audio, lengths)
             return BatchLogProbs(output + np.float32(difference), frames)
 
@@ -65,7 +67,8 @@ def test_format_that_does_not_run_is_not_written(
     first, *_, last = printed.err.splitlines()
     assert (printed.out, first) == (f"{out}\n", "writing onnx")
     assert "onnx (fp32) is not written: " in last
-    assert "it raised AssertionError: Guard failed" in last
+    assert "it raised AssertionError: Guard failed in /home/ann/layer.py" in last
+    assert "in layer.py: audio" in (out / "onnx/parity.json").read_text()  # which is published
     assert not (out / "onnx" / "model.onnx").exists()
     assert 'license: "mit"' in (out / "README.md").read_text()
     assert load_bundle(out)
@@ -85,7 +88,7 @@ def test_format_beyond_its_limits_is_not_written(
 
 
 def test_without_test_data_inexact_formats_are_not_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def rounding(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         exact = off_by(0.0)(bundle, folder)
@@ -98,7 +101,9 @@ def test_without_test_data_inexact_formats_are_not_written(
     monkeypatch.setattr(onnx_format, "write_onnx", rounding)
     export_run(lost, tmp_path / "out", formats=["onnx"])
     reports = parity_report(tmp_path / "out", "onnx")
-    assert "/nowhere does not exist" in reports["fp32"]["test_sets"]["not_compared"]
+    assert "compared on noise only. data_folder" in caplog.text and "/nowhere" in caplog.text
+    assert "/nowhere" not in (tmp_path / "out/onnx/parity.json").read_text()
+    assert "could not be read" in reports["fp32"]["test_sets"]["not_compared"]
     assert "only be compared on the run's test sets" in reports["int8"]["reasons"][0]
     files = {file.name for file in (tmp_path / "out/onnx").iterdir()}
     assert files == {"model.onnx", "parity.json", "checksums.json"}

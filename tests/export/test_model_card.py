@@ -32,9 +32,11 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "data_report.json").write_text(json.dumps(REPORT))
     (tmp_path / "train.log").write_text(
         "2026-11-21 08:23:38 train.py hparams/ctc.yaml --init_from=/home/ann/runs/base "
-        "--manifest train=/data/a.csv --data_folder=s3://bucket/x\nmore\n"
+        "--manifest train=/data/a.csv --lr=1e-3 --debug --data_folder=s3://bucket/x\nmore\n"
     )
-    (tmp_path / "hyperparams.yaml").write_text("init_from: /home/ann/runs/base\nema_decay: 0.999\n")
+    (tmp_path / "hyperparams.yaml").write_text(
+        "init_from: /home/ann/runs/base\nema_decay: 0.999\nlr: 0.001\ndata_folder: null\n"
+    )
     return tmp_path
 
 
@@ -55,8 +57,8 @@ def test_card_has_data_results_licenses_and_command(run: Path) -> None:
         "| test | beam | WER | 25.75 % | 19.00 to 34.10 (65 clips) |",
         "| test | beam | calibration error of word confidences (ECE) | 0.05 | unknown |",
         "| test | greedy | WER | 39.50 % | unknown |",
-        "    train.py hparams/ctc.yaml --init_from=base --manifest train=a.csv "
-        "--data_folder=s3://bucket/x",
+        "    train.py ctc.yaml --init_from=... --manifest=... --lr=0.001 --debug=... "
+        "--data_folder=...",
         "- fine-tuned from: base",
         "- weights: an exponential moving average over the training steps, with decay 0.999",
         "- corpus: Asterisk prompts",
@@ -65,6 +67,12 @@ def test_card_has_data_results_licenses_and_command(run: Path) -> None:
         "- commit: c6bb4af8",
     ):
         assert f"\n{line}\n" in card
+
+
+@pytest.mark.parametrize("words", ["'", "ctc.yaml --help", "ctc.yaml --lr=2026-11-21", ""])
+def test_command_of_a_log_may_be_anything(words: str, run: Path) -> None:
+    (run / "train.log").write_text(f"2026-11-21 08:23:38 train.py {words}")
+    assert "## How it was made" in card_of(run)
 
 
 def test_card_of_an_empty_run_folder_says_unknown(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import gzip
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,14 +15,13 @@ from sbkit.base.files import RUN_YAML
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.lm import training
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
 from sbkit.text.normalization import language_table
 from sbkit.text.tokenizer import Tokenizer
-from tests.data.test_fresh import OTHER_NUMBERS
 from tests.decoding.spoken import char_tokenizer
 from tests.stores import Utterance, make_store
+from tests.test_golden import be_other_code
 
 
 @pytest.fixture
@@ -90,7 +88,8 @@ def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
     settings["language"] = "de"  # whose text table is another one
     known_words(["tell the chief"], files)
     assert "language model of words" in caplog.text
-    with patch.object(training, "CODE_VERSIONS", OTHER_NUMBERS):
+    with pytest.MonkeyPatch.context() as patches:
+        be_other_code(patches)
         known_words(["tell the chief"], files)
     assert "language model of words" in caplog.text
     assert known_words(["fill the face"], None) == {"fill", "the", "face"}

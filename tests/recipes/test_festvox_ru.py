@@ -9,6 +9,7 @@ import soundfile
 
 from recipes.debian.release import write_release
 from recipes.FestvoxRu.corpus import read_clips
+from sbkit.base.errors import SbkitError
 from sbkit.data.corpus import corpus_of
 from sbkit.export.export import exported_bundle
 from sbkit.tasks.tts.predict import Synthesizer
@@ -53,6 +54,14 @@ def test_release_has_plain_sentences(tmp_path: Path) -> None:
     samples, rate = soundfile.read(clips["ru_0001"].path, dtype="int16")
     assert rate == 16_000
     assert len(samples) == 32_000
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_data_of_a_run_needs_this_corpus_in_several_folders_too() -> None:
+    """A run of somebody else's may name it so."""
+    settings = {"corpus": "recipes.FestvoxRu.corpus", "data_folder": ["/a", "/b"]}
+    with pytest.raises(SbkitError, match="--corpus=recipes.FestvoxRu.corpus --language=ru"):
+        corpus_of(settings).require_fetched()
 
 
 def fill_cache(cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.normalization import language_table
+from tests.attacks.hostile import watched
 from tests.models.pretrained.folders import change_json
 from tests.models.pretrained.recognizers import make_ctc, make_whisper, noise
 
@@ -125,6 +126,27 @@ def test_language_of_a_bundle_is_its_own(plain_bundle: Path) -> None:
         load_bundle(plain_bundle, language="en")
 
 
+CODE_SETTINGS: dict[str, Any] = {  # with which transformers loads code or other weights
+    **dict.fromkeys(("attn_implementation", "_attn_implementation"), "stranger/kernel"),
+    "experts_implementation": "stranger/kernel",
+    "transformers_weights": "other.safetensors",
+    "use_kernels": True,
+}
+
+
+@pytest.mark.parametrize("name", ["whisper", "ctc"])
+def test_settings_that_load_code_are_ignored(name: str, models: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(models / name, tmp_path / name)
+    change_json(folder / "config.json", **CODE_SETTINGS)
+    with watched(tmp_path / "canary"):
+        bundle = load_bundle(folder, language="en")
+    clips = noise(*LENGTHS)
+    assert bundle.model.predict(clips) == load_bundle(models / name, language="en").model.predict(
+        clips
+    )
+    assert not CODE_SETTINGS.keys() & vars(bundle.model.network.model[0].config).keys()
+
+
 def drop_head(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["lm_head.weight"]
@@ -137,7 +159,12 @@ def change(file: str, **values: object) -> Callable[[Path], None]:
 
 CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "`auto_map` in .* is not supported": ("ctc", change("config.json", auto_map={"x": "y"})),
+    "`quantization_config` in .* is not": ("ctc", change("config.json", quantization_config={})),
     "`adapter_attn_dim` in .* is not": ("ctc", change("config.json", adapter_attn_dim=16)),
+    "adapter_config.json is not supported": (
+        "ctc",
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+    ),
     "is EncoderModel, but only": ("ctc", change("config.json", architectures=["EncoderModel"])),
     "is None, but only recognizers": ("ctc", change("config.json", architectures=None)),
     "lacks weights of its Wav2Vec2ForCTC: lm_head.weight": ("ctc", drop_head),

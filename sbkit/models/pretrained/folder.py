@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
-from sbkit.base.files import parsing_errors, read_regular
+from sbkit.base.files import parsing_errors, plain_name, read_regular
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.units import SAMPLE_RATE
@@ -62,7 +62,7 @@ def weight_names(folder: Path) -> list[str]:
     index = read_json(folder, INDEX)
     if index is None or file_in(folder, WEIGHTS) is not None:
         return [WEIGHTS]
-    return sorted({*index["weight_map"].values()})
+    return sorted({plain_name(name, file=folder / INDEX) for name in index["weight_map"].values()})
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -41,30 +41,30 @@ def find_folder(path_or_id: str, revision: str | None = None) -> Path:
 
     revision: a branch, a tag or a commit of the model; None: its branch `main`.
     """
-    if (folder := Path(path_or_id).expanduser()).is_dir():
-        if revision not in (None, commit_of(folder)):
-            raise ConfigError(
-                f"`pretrained_revision` is of a model of the hub, but {path_or_id} is a folder."
-            )
+    if (folder := find_local_folder(path_or_id, revision)) is not None:
         return folder
-    revision = revision or "main"
-    if (cached := _find_in_cache(path_or_id, revision)) is not None:
-        return cached
     if not MODEL_ID.fullmatch(path_or_id):
         raise ConfigError(
             "`pretrained` must name a folder, or a model of the hub as OWNER/NAME, but "
             f"{path_or_id} is neither."
         )
     logger.info(f"Downloading {path_or_id}, unless another process does so already.")
-    return _download(path_or_id, revision)
+    return _download(path_or_id, revision or "main")
 
 
-def _find_in_cache(model: str, revision: str) -> Path | None:
-    """Return the folder of a model in the hub's cache, None if a file is missing."""
+def find_local_folder(path_or_id: str, revision: str | None) -> Path | None:
+    """Return the folder that `pretrained` names if it is on this machine, as `find_folder` does."""
+    if (folder := Path(path_or_id).expanduser()).is_dir():
+        if revision not in (None, commit_of(folder)):
+            raise ConfigError(
+                f"`pretrained_revision` is of a model of the hub, but {path_or_id} is a folder."
+            )
+        return folder
     from huggingface_hub import try_to_load_from_cache  # reads the disk only
 
     with suppress(ValueError, BundleError):  # the text is not an id; an incomplete download
-        if isinstance(file := try_to_load_from_cache(model, CONFIG, revision=revision), str):
+        file = try_to_load_from_cache(path_or_id, CONFIG, revision=revision or "main")
+        if isinstance(file, str):
             folder = Path(file).parent
             weight_files(folder)
             read_settings(folder)

@@ -8,7 +8,7 @@ Only the classes of the table are built, from sizes and rates; code beside a mod
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from inspect import signature
@@ -104,7 +104,7 @@ def complete_settings(settings: Config) -> dict[str, Any]:
     """Pick the settings of an encoder and its extractor, and add their defaults."""
     config_class = _find_class(settings, "encoder").config_class
     names = _setting_names(config_class)
-    encoder = config_class(**_pick(settings, names)).to_json_string(use_diff=False)
+    encoder = make_config(config_class, settings).to_json_string(use_diff=False)
     parameters = signature(_find_class(settings, "extractor")).parameters.values()
     extractor = {
         p.name: settings.get(p.name, p.default) for p in parameters if p.default is not p.empty
@@ -116,9 +116,21 @@ def complete_settings(settings: Config) -> dict[str, Any]:
 def make_body(config: Config) -> Any:
     """Make an encoder of transformers with random weights."""
     encoder_class = _find_class(config, "encoder")
-    config_class = encoder_class.config_class
     own = {**config, "dropout": config["hidden_dropout"], **dict.fromkeys(OWN_MASKS, 0.0)}
-    return encoder_class(config_class(**_pick(own, _setting_names(config_class))))
+    return encoder_class(make_config(encoder_class.config_class, own))
+
+
+def make_config(config_class: Any, settings: Mapping[str, Any]) -> Any:
+    """Make a configuration of transformers from the sizes and rates of a file.
+
+    The settings that all models have are left out: some make transformers load other code, such as
+    `attn_implementation`, or other files, such as `transformers_weights`.
+    """
+    picked = _pick(settings, _setting_names(config_class))
+    for name, inner_class in config_class.sub_configs.items():
+        if isinstance(inner := picked.get(name), Mapping):
+            picked[name] = make_config(inner_class, inner)
+    return config_class(**picked)
 
 
 def subsampling_of(body: Any) -> Subsampling:
@@ -164,5 +176,5 @@ def _setting_names(config_class: Any) -> list[str]:
     return [field.name for field in fields(config_class) if field.name not in shared]
 
 
-def _pick(config: Config, names: Collection[str]) -> dict[str, Any]:
+def _pick(config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: config[name] for name in names if name in config}

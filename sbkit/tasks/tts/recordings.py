@@ -22,6 +22,7 @@ from sbkit.data.shard import Row
 from sbkit.tasks.tts.symbols import PAUSE_SYMBOLS, to_symbols
 from sbkit.text.vocabulary import ClassLabels
 
+PITCH_VERSION = 1  # raised with each change of pitch
 MIN_PITCH_HZ, MAX_PITCH_HZ = 70.0, 450.0
 WINDOW_SECONDS = 0.05  # more than three periods of the lowest pitch
 NUM_CANDIDATES = 8  # of a frame, besides "unvoiced"

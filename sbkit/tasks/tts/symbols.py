@@ -10,6 +10,7 @@ from sbkit.base.errors import ConfigError, concerning
 from sbkit.text.languages import primary_language
 from sbkit.text.verbalize import MARKS, spell_out
 
+SYMBOLS_VERSION = 3  # raised with each change of symbols
 SYMBOL_TYPES = ("characters", "phonemes")
 PAUSE_SYMBOLS = frozenset(f"{MARKS} ")  # may last long
 PADDING = -1  # an id that no symbol has; it pads the texts of a batch to one length
@@ -41,11 +42,12 @@ def read_texts(texts: Sequence[str], language: str, symbol_type: str) -> list[st
 
 
 def symbols_version(symbol_type: str) -> str:
-    """Return the version of espeak-ng if it writes the symbols."""
+    """Return the version of the code that writes symbols, and that of espeak-ng if it is used."""
     if symbol_type == SYMBOL_TYPES[0] or shutil.which(ESPEAK) is None:
-        return ""
+        return str(SYMBOLS_VERSION)
     command = [ESPEAK, "--version"]
-    return subprocess.run(command, capture_output=True, encoding="utf-8").stdout
+    espeak = subprocess.run(command, capture_output=True, encoding="utf-8").stdout
+    return f"{SYMBOLS_VERSION} {espeak}"
 
 
 def transcribe_phonemes(texts: Sequence[str], language: str, symbol_type: str) -> list[str]:

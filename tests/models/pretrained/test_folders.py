@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ def rename(old: str, new: str) -> Change:
     return map_weights(lambda tensors: {n.replace(old, new): t for n, t in tensors.items()})
 
 
+def lead_out(folder: Path, name: object) -> None:
+    """Name the weights by an index, where they lie outside of the folder."""
+    (folder / "model.safetensors").rename(folder.parent / "planted.safetensors")
+    index = {"weight_map": {Q_PROJ: name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+OUTSIDE = ("../planted.safetensors", "a\\b.safetensors", "/planted.safetensors", "..", ".", "", 3)
 Q_PROJ = "encoder.layers.0.attention.q_proj.weight"
 BAD: dict[str, tuple[Change, str]] = {
     "wider": (widen, r"\(24, 16\), not \(48, 16\)"),
@@ -82,6 +91,13 @@ BAD: dict[str, tuple[Change, str]] = {
     "no weights": (remove("model.safetensors"), "has no model.safetensors"),
     "half a download": (truncate, "model.safetensors must be a whole file"),
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
+    **{
+        f"index with {name}": (
+            partial(lead_out, name=name),
+            "index.json must name files in its own",
+        )
+        for name in OUTSIDE
+    },
     "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),
     "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Set `mask_time_prob: 0`"),
 }

@@ -13,6 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import read_spec
 from sbkit.models.pretrained.folder import read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
+from sbkit.train.initialize import pretrained_folder
 from sbkit.train.setup import declare_run
 from tests.models.pretrained.folders import FRAMES, make_folder, split_into_shards
 from tests.models.pretrained.hub import Hub, commit_id
@@ -71,6 +72,28 @@ def test_yaml_names_the_revision(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_
     assert declare_run(tmp_path / "resolved.yaml", {}).settings == setup.settings
     with pytest.raises(SbkitError, match="agree with `pretrained` .acme/tiny"):
         declare_run(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
+
+
+def test_run_folder_downloads_what_the_user_names_or_trains(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, yaml = tmp_path / "run", tmp_path / "run/hyperparams.yaml"
+    run.mkdir()
+    (run / "run_config.json").write_text("{}")
+    yaml.write_text(YAML.read_text().replace("pretrained: null", "pretrained: acme/tiny"))
+    with pytest.raises(SbkitError, match="downloaded only if you name it yourself"):
+        declare_run(yaml, {})
+    assert hub.num_requests == 0
+    spec = declare_run(yaml, {"pretrained": "acme/tiny"})
+    assert hub.fetched["acme/tiny/model.safetensors"] == 1
+    assert declare_run(yaml, {}).settings == spec.settings  # from the cache
+    yaml.write_text(spec.one_file)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    num_requests = hub.num_requests
+    assert declare_run(yaml, {}).settings == spec.settings
+    assert hub.num_requests == num_requests
+    assert pretrained_folder(spec.settings).name == commit_id(hub.models["acme/tiny"]["main"])
+    assert hub.fetched["acme/tiny/model.safetensors"] == 2
 
 
 def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:
