@@ -18,7 +18,7 @@ from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.manifest import MIX_SOURCE, to_texts
 from sbkit.data.mix import parse_mix_shares
-from sbkit.data.prepared import DATA_RANGES, PreparedData, prepare
+from sbkit.data.prepared import DATA_RANGES, PreparedData, prepare, split_fingerprint
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row
 from sbkit.data.splits import (
@@ -29,7 +29,6 @@ from sbkit.data.splits import (
     read_column,
     select_by_length,
 )
-from sbkit.data.work_units import short_digest
 from sbkit.distributed.device import Placement
 from sbkit.train.recipe import Recipe
 
@@ -108,8 +107,7 @@ def _assemble(settings: SettingValues, data: PreparedData) -> Splits:
         excluded=[row for split in splits.values() for row in split.excluded],
         out_of_range=out_of_range,
         fingerprints={
-            # The training splits are joined in their order.
-            name: short_digest([splits[name].digest, role, index * (role == "train")])
+            name: split_fingerprint(splits[name].digest, role, index)
             for role, names in roles.items()
             for index, name in enumerate(names)
         },

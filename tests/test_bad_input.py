@@ -76,6 +76,28 @@ def test_transcripts_too_long_for_their_audio_are_left_out(
     assert read_json(tmp_path / "run" / "summary.json")["test"]["test"]["utterances"] == 4
 
 
+@pytest.mark.slow
+def test_run_is_not_resumed_once_a_clip_of_it_is_forgotten(
+    own_release: Workplace, tmp_path: Path, capsys: Captured
+) -> None:
+    run = tmp_path / "run"
+    assert own_release.train_here(run, ONE_EPOCH, "--check=False") == 0
+    named: list[Path] = []
+    for split in ("train", "test"):
+        rows = [
+            (row["path"], row["sentence"]) for row in rows_of(own_release.release / f"{split}.tsv")
+        ]
+        named.append(own_release.release / "clips" / rows[0][0])
+        write_tsv(own_release.release, split, rows[1:])
+    capsys.readouterr()
+    assert own_release.sbkit("cache", "forget", *named, "--runs", run) == 0
+    listed = {*capsys.readouterr().out.splitlines()}
+    assert {str(run / name) for name in ("report.html", "utterances_test.jsonl")} <= listed
+    sentence = refusal(own_release, run, "--number_of_epochs=2", capsys=capsys)
+    assert "Clips of train and test were forgotten" in sentence and "cannot be resumed" in sentence
+    assert own_release.train_here(tmp_path / "new", ONE_EPOCH, "--check=False") == 0
+
+
 @pytest.fixture(scope="module")
 def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"

@@ -219,7 +219,7 @@ def be_other_code(patches: pytest.MonkeyPatch) -> None:
 
 PRODUCERS = {
     "decoding": Producer(decode_all, "sbkit.audio.io", "DECODING_VERSION"),
-    "rows": Producer(prepare_rows, "sbkit.data.rows", "ROWS_VERSION"),
+    "rows": Producer(prepare_rows, "sbkit.data.cache", "ROWS_VERSION"),
     "data_report": Producer(report_data, "sbkit.data.data_report", "REPORT_VERSION"),
     "texts": Producer(normalize_all, "sbkit.text.normalization", "TEXT_VERSION"),
     "tokenizers": Producer(train_tokenizers, "sbkit.text.tokenizer", "TOKENIZER_VERSION"),

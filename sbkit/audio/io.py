@@ -55,7 +55,7 @@ AudioFile = str | PathLike[str] | Readable | bytes | bytearray | memoryview
 # Also an array or a tensor, a pair of it and its rate, and the mappings of `file_or_array`.
 AudioLike = AudioFile | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
 
-DECODING_VERSION = 6  # raised with each change of decoded samples
+DECODING_VERSION = 7  # raised with each change of decoded samples, or of shards
 STANDARD = Path("-")  # standard input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
 MAX_ARRAY_CHANNELS = 32  # of an array; large microphone arrays have as many

@@ -47,17 +47,48 @@ def add_commands(parser: Parser) -> None:
     add("--finish", action="store_true", help="write the index of --out, or list what is missing")
     add("--verify", action="store_true", help="read all audio of a corpus instead")
 
-    add = parser.add_command("cache", cache, "list prepared audio, or remove what no corpus needs")
-    add("action", choices=("list", "prune"), nargs="?", default="list")
+    help = "list prepared audio, remove what no table lists any more, or forget clips"
+    add = parser.add_command("cache", cache, help, "tables", is_intermixed=True)
+    add("action", choices=("list", "prune", "forget"), nargs="?", default="list")
+    sources = "forget: tables of clips, or audio files, which need not exist any more"
+    add("sources", metavar="TABLE|FILE", nargs="*", help=sources)
+    out = "forget: also in this corpus of `prepare --out`; repeatable"
+    add("--out", metavar="DIR|URL", action="append", default=[], help=out)
+    runs = "forget: list files below DIR, such as those of runs, that name or quote the clips"
+    add("--runs", metavar="DIR", type=Path, action="append", default=[], help=runs)
+    add("--dry-run", action="store_true", help="forget: only say what would be erased")
 
 
 def cache(options: Namespace) -> None:
-    """List the entries of the cache, or remove the ones that no corpus needs."""
+    """List the entries of the cache, prune it, or forget clips."""
     from sbkit.base.user_folders import cache_folder
-    from sbkit.data.cache import print_entries, prune_orphans
+    from sbkit.data.cache import print_entries
 
-    action = print_entries if options.action == "list" else prune_orphans
-    action(cache_folder())
+    if options.action == "forget":
+        _forget(options)
+    elif any((options.sources, options.out, options.runs, options.dry_run, options.columns)):
+        raise ConfigError("Tables, files and options are for `sbkit cache forget`.")
+    elif options.action == "list":
+        print_entries(cache_folder())
+    else:
+        from sbkit.data.forgetting import prune
+
+        prune(cache_folder())
+
+
+def _forget(options: Namespace) -> None:
+    from sbkit.data.forgetting import forget
+    from sbkit.data.tables import TableOptions
+
+    if not options.sources:
+        raise ConfigError("Name the clips: `sbkit cache forget TABLE|FILE ...`.")
+    forget(
+        options.sources,
+        options=TableOptions(options.columns or {}, encoding=options.encoding),
+        outs=options.out,
+        runs=options.runs,
+        dry_run=options.dry_run,
+    )
 
 
 def prepare_data(options: Namespace) -> int:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder, task_lock
 from sbkit.base.messages import plural, printable
-from sbkit.base.user_folders import make_cache_folder
+from sbkit.base.user_folders import cache_folder, make_cache_folder
 from sbkit.data.filesystem import disk_errors, iter_members, unpacking_errors
 
 logger = logging.getLogger(__name__)
 
+ROWS_VERSION = 7  # raised with each change of rows, or of the files of a prepared corpus
 CORPORA_FOLDER, ARCHIVES_FOLDER = "corpora", "archives"  # in the cache
 DEBIAN_FOLDERS = ("asterisk-prompts", "festvox-ru")
 ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
@@ -54,10 +55,8 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     if not is_archive(corpus):
         return corpus
     archive = corpus.resolve()
-    status = archive.stat()
-    identity = f"{archive} {status.st_size} {status.st_mtime_ns}"
-    digest = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
-    folder = make_cache_folder(ARCHIVES_FOLDER) / f"{archive.name}-{digest}"
+    folder = _folder_of(archive)
+    make_cache_folder(ARCHIVES_FOLDER)
     with disk_errors(folder), task_lock(folder.parent, folder.name, wait=True):
         if not folder.is_dir():
             with atomic_folder(folder) as unpacked:
@@ -65,6 +64,14 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
                 record = {"made_from": {"source": {"data_folder": str(archive)}}}
                 (unpacked / SOURCE_FILE).write_text(json.dumps(record), **ENCODING)
     return _innermost(folder)
+
+
+def _folder_of(archive: Path) -> Path:
+    """Return the folder of the content that an archive has now."""
+    status = archive.stat()
+    identity = f"{archive} {status.st_size} {status.st_mtime_ns}"
+    digest = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
+    return cache_folder() / ARCHIVES_FOLDER / f"{archive.name}-{digest}"
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -132,10 +139,9 @@ class CacheEntry(NamedTuple):
         if self.is_superseded:
             return True
         try:
-            is_there = ["://" in name or Path(name).exists() for name in self.sources]
+            return bool(self.sources) and all(map(_is_gone, self.sources))
         except OSError:  # a source that cannot be accessed may still exist
             return False
-        return bool(is_there) and not any(is_there)
 
     def __str__(self) -> str:
         size = 0
@@ -144,6 +150,12 @@ class CacheEntry(NamedTuple):
                 size += path.lstat().st_size
         names = ", ".join(self.sources) or self.folder.name
         return printable(f"{size / 1e6:,.1f} MB  {names}, in {self.folder}")
+
+
+def _is_gone(source: str) -> bool:
+    """Return whether a path was removed: a disk that is not mounted leaves nothing beside it."""
+    path = Path(source)
+    return not ("://" in source or path.exists()) and any(path.parent.glob("*"))
 
 
 def list_entries(cache: Path) -> list[CacheEntry]:
@@ -155,11 +167,28 @@ def list_entries(cache: Path) -> list[CacheEntry]:
     newest = {_supersession_key(folder): folder for folder in folders}
     former_folders = filter(_is_former, (cache / name for name in FORMER_FOLDERS))
     entries = [
-        *(CacheEntry(f, _sources_of(f), newest[_supersession_key(f)] != f) for f in folders),
+        *(
+            CacheEntry(f, sources_of(f), newest[_supersession_key(f)] != f or _is_outdated(f))
+            for f in folders
+        ),
         *(CacheEntry(cache / name, []) for name in DEBIAN_FOLDERS),
         *(CacheEntry(f, ["an earlier version"], is_superseded=True) for f in former_folders),
     ]
     return [entry for entry in entries if entry.folder.is_dir() and not entry.folder.is_symlink()]
+
+
+def _is_outdated(folder: Path) -> bool:
+    """Return whether an archive has changed since, or an earlier version wrote a corpus."""
+    if (version := corpus_version(folder)) is not None:
+        return version < ROWS_VERSION
+    archives = map(Path, sources_of(folder) if folder.parent.name == ARCHIVES_FOLDER else ())
+    return any(archive.is_file() and _folder_of(archive) != folder for archive in archives)
+
+
+def corpus_version(folder: Path) -> int | None:
+    """Return the version of the code that wrote a corpus; None if the folder is none."""
+    version: int | None = (read_record(folder).get("code") or {}).get("rows")
+    return version
 
 
 def _is_former(folder: Path) -> bool:
@@ -168,7 +197,7 @@ def _is_former(folder: Path) -> bool:
     return bool(names) and all(map(FORMER_NAME.fullmatch, names))
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
     """Return the inputs of a corpus, or the source of an unpacked archive; {} if unknown."""
     for name in (CORPUS_FILE, SOURCE_FILE):
         with suppress(OSError, ValueError, LookupError):
@@ -177,8 +206,9 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _sources_of(folder: Path) -> list[str]:
-    source = _read_record(folder).get("source") or {}
+def sources_of(folder: Path) -> list[str]:
+    """Return the folders, files and URLs that a corpus or an archive was made from."""
+    source = read_record(folder).get("source") or {}
     return [*texts_in(source.get("data_folder")), *texts_in(source.get("manifest"))]
 
 
@@ -192,7 +222,7 @@ def texts_in(value: object) -> list[str]:
 
 def _supersession_key(folder: Path) -> str:
     """Return a key that is equal for two corpora if the later one supersedes the other."""
-    record = _read_record(folder)
+    record = read_record(folder)
     audio = record.get("audio") or {}
     # The folder of an unpacked archive has another name if the archive is replaced.
     archive_folder = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")

@@ -141,6 +141,10 @@ class Storage:
             self._system.put_file(str(file), f"{self._path}/{name}")
         file.unlink()
 
+    def remove(self, name: str) -> None:
+        with access_errors(self.url_of(name)):
+            self._system.rm_file(f"{self._path}/{name}")
+
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """Read ranges of files on one file system; an object store is read in parallel."""

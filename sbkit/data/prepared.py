@@ -2,7 +2,7 @@
 
 corpus.json                 its splits and its shards; in the cache, the inputs it was made from
 SPLIT.arrow                 rows: id, sentence, samples, other columns, the location of the audio
-NAME.arrow, NAME.parquet    shards of audio (`sbkit.data.shard`)
+NAME.clips, NAME.parquet    shards of audio (`sbkit.data.shard`)
 files.arrow                 the path, size and time of each audio file
 facts/                      values computed from rows (`sbkit.data.facts`)
 
@@ -22,10 +22,11 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import datasets
@@ -51,13 +52,12 @@ from sbkit.base.user_folders import cache_folder, make_cache_folder
 from sbkit.base.versions import data_versions
 from sbkit.config.hparams import Settings, read_spec
 from sbkit.data.audio_tables import AudioTable
-from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING, texts_in
+from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING, ROWS_VERSION, texts_in
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.rows import (
     FILES_NAME,
-    ROWS_VERSION,
     PreparedSplit,
     RowWriter,
     Shards,
@@ -83,7 +83,7 @@ from sbkit.data.work_units import (
 from sbkit.data.work_units import write as write
 from sbkit.logs.progress import progress_bar
 
-CORPUS_FORMAT = 6
+CORPUS_FORMAT = 7
 UNSAFE_CHARS = re.compile(r"[^\w.+-]+")  # in the name of a folder
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # 1000 clips of 5 s at 16 kHz take 160 MB
 UNITS_PER_CORE = 4  # for a small corpus
@@ -121,6 +121,11 @@ class DataSettings(Settings):
         return super().__getitem__(name)
 
 
+def split_fingerprint(digest: str, role: str, index: int) -> str:
+    """Return a hash of a split and its place in a run; training splits are joined in order."""
+    return short_digest([digest, role, index * (role == "train")])
+
+
 class PreparedData(NamedTuple):
     """The splits of a corpus."""
 
@@ -134,6 +139,7 @@ class CorpusRecord:
 
     splits: the facts that `RowWriter.write` returns.
     shards: the sizes of their audio files in bytes, by name.
+    settings: in the cache, the values of `DATA_KEYS`.
     """
 
     format: int
@@ -142,6 +148,7 @@ class CorpusRecord:
     roles: Mapping[str, Sequence[str]]
     splits: Mapping[str, Mapping[str, Any]]
     shards: Mapping[str, int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
@@ -150,7 +157,7 @@ class CorpusRecord:
 
     def require_shards(self, storage: Storage) -> None:
         """Raise DataError unless all shards are there, with audio files of these sizes."""
-        tables = [f"{name.removesuffix('.arrow')}.parquet" for name in self.shards]
+        tables = [f"{name.removesuffix('.clips')}.parquet" for name in self.shards]
         expected = {**self.shards, **dict.fromkeys(tables)}
         sizes = storage.listed_sizes([*expected])
         for (name, stated), size in zip(expected.items(), sizes, strict=True):
@@ -240,7 +247,7 @@ def verify(location: str) -> int:
     if not names:
         raise DataError(f"{storage.url} has no shards of `sbkit prepare --out`.")
     num_damaged = 0
-    sizes = storage.listed_sizes([f"{name}.arrow" for name in names])
+    sizes = storage.listed_sizes([f"{name}.clips" for name in names])
     with progress_bar("verifying shards", len(names)) as advance:
         for name, size in zip(names, sizes, strict=True):
             if not is_whole(storage, name, size):
@@ -277,10 +284,12 @@ def _write_rows(
     record_file: str,
     *,
     ending: str = "",
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the rows of all splits, the list of their files, and the record of both.
 
     ending: the end of the file names, before the suffix.
+    settings: for the record.
     """
     storage = shards.storage
     with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
@@ -296,7 +305,8 @@ def _write_rows(
             sample_rate=shards.template.sample_rate,
             roles=corpus.roles(),
             splits=splits,
-            shards=shards.sizes,
+            shards={k: size for k, size in shards.sizes.items() if k in writer.shard_names},
+            settings=dict(settings),
         )
         storage.write(record_file, to_json(asdict(record)).encode(**ENCODING))
 
@@ -369,12 +379,14 @@ class _CacheFolder:
     keys_digest: of the values of `DATA_KEYS`, or of the roles and rows of the splits.
     made_from: the inputs that decide the audio, as plain data.
     template: a work unit without content.
+    settings: the values of `DATA_KEYS`.
     """
 
     path: Path
     keys_digest: str
     made_from: Mapping[str, object]
     template: WorkUnit
+    settings: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -398,7 +410,8 @@ class _CacheFolder:
         about = corpus.describe()["name"] or folders or "tables"
         name = f"{about}-{short_digest(made_from['audio'])}-{short_digest(made_from)}"
         path = cache_folder() / CORPORA_FOLDER / UNSAFE_CHARS.sub("-", name).lstrip("-.")
-        return cls(path, short_digest(keys), made_from, template)
+        values = {name: settings.get(name) for name in DATA_KEYS} | source
+        return cls(path, short_digest(keys), made_from, template, values)
 
     @property
     def ending(self) -> str:
@@ -463,7 +476,10 @@ class _CacheFolder:
             missing = {split: [*map(clips.missing, items)] for split, items in row_blocks.items()}
             if add_shards(missing, files):
                 shards, clips = self._find_clips(files)
-        _write_rows(corpus, row_blocks, shards, clips, self.record_name, ending=self.ending)
+        record_name, settings = self.record_name, self.settings
+        _write_rows(
+            corpus, row_blocks, shards, clips, record_name, ending=self.ending, settings=settings
+        )
 
     def _find_clips(self, files: pa.Table) -> tuple[Shards, StoredClips]:
         """Read the tables of all shards; remove tables of damaged audio files."""
@@ -505,10 +521,10 @@ class _CacheFolder:
             storage = Storage(folder)
             for unit, names in list_shards(storage).items():
                 for shard in read_shard_tables(storage, names):
-                    clips = pa.Table.from_struct_array(shard.table[AUDIO])
+                    clips = pa.Table.from_struct_array(shard.stored[AUDIO])
                     if unit in tables or pc.any(are_current(missing_files, clips)).as_py():
                         num_linked += 1
-                        for suffix in (".arrow", ".parquet"):  # a shard is complete with its table
+                        for suffix in (".clips", ".parquet"):  # a shard is complete with its table
                             _link(folder / f"{shard.name}{suffix}", self.path)
         return num_linked > 0
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
-from sbkit.audio.containers import AudioError
 from sbkit.base.arrays import Bools
 from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.files import temporary_path, to_json
@@ -47,7 +46,7 @@ from sbkit.data.shard import (
     CLIP_KEYS,
     CLIP_TYPE,
     LAZY,
-    LEFT_OUT_SCHEMA,
+    UNREADABLE_AUDIO,
     ShardTable,
     read_shard_tables,
 )
@@ -56,16 +55,16 @@ from sbkit.data.work_units import (
     RowBlocks,
     WorkUnit,
     clip_keys,
-    exclusion_reason,
     join_keys,
     stat_files,
     unit_of,
 )
 
-ROWS_VERSION = 6  # raised with each change of rows, or of the files of a prepared corpus
 FILES_NAME = "files"  # names the list of the files of all rows
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; a run with more is refused
 STORED_SCHEMA = pa.schema({"samples": pa.int64(), CHANNEL_FAULT: pa.string(), AUDIO: AUDIO_TYPE})
+
+Fault = tuple[str, str]  # the reason to exclude a clip, and the detail
 
 
 @dataclass(frozen=True)
@@ -152,16 +151,17 @@ class Shards:
         units = self._names if units is None else units
         names = chain.from_iterable(self._names.get(unit, ()) for unit in units)
         for table in read_shard_tables(self.storage, names):
-            self.sizes[f"{table.name}.arrow"] = table.audio_bytes
+            self.sizes[f"{table.name}.clips"] = table.audio_bytes
             yield table
 
     def locate(self, shard: ShardTable) -> pa.Table:
         """Return the samples, mix_fault and audio of a shard's clips, as STORED_SCHEMA."""
-        table, count = shard.table, len(shard.table)
+        table = shard.stored
+        count = len(table)
         audio = table[AUDIO].combine_chunks()
         shared = ("start", "size", "crc32", "digest", "file_rate")
         columns = {name: audio.field(name) for name in shared}
-        columns["file"] = pa.repeat(f"{self._prefix}{shard.name}.arrow", count)
+        columns["file"] = pa.repeat(f"{self._prefix}{shard.name}.clips", count)
         columns["shard"] = pa.repeat(self._numbers.get(unit_of(shard.name), 0), count)
         columns["sample_rate"] = pa.repeat(self.template.sample_rate, count)
         fields = list(AUDIO_TYPE)
@@ -181,7 +181,7 @@ class StoredClips(NamedTuple):
 
     keys: pa.ChunkedArray
     stored: pa.Table
-    faults: Sequence[AudioError]
+    faults: Sequence[Fault]
     files: pa.Table
 
     @classmethod
@@ -192,11 +192,11 @@ class StoredClips(NamedTuple):
         """
         clips = [pa.schema(list(CLIP_TYPE)).empty_table()]
         stored = [STORED_SCHEMA.empty_table()]
-        left_out = [LEFT_OUT_SCHEMA.empty_table()]
+        left_out = [*clips]
         for shard in shards.tables(units):
-            clips.append(pa.Table.from_struct_array(shard.table[AUDIO]))
+            clips.append(pa.Table.from_struct_array(shard.stored[AUDIO]))
             stored.append(shards.locate(shard))
-            left_out.append(shard.left_out)
+            left_out.append(pa.Table.from_struct_array(shard.left_out[AUDIO]))
         keys = pa.concat_tables(table.select(CLIP_KEYS) for table in (*clips, *left_out))
         is_current = are_current(files, keys)
         locations = pa.concat_tables(stored)
@@ -204,7 +204,7 @@ class StoredClips(NamedTuple):
         return cls(
             join_keys(keys["path"], keys["part"]).filter(is_current),
             locations.filter(is_current[: len(locations)]),
-            [*map(AudioError, faults["reason"].to_pylist(), faults["message"].to_pylist())],
+            [*zip(faults["reason"].to_pylist(), faults["message"].to_pylist(), strict=True)],
             files,
         )
 
@@ -229,7 +229,7 @@ class StoredClips(NamedTuple):
         """Add the location of the audio; exclude the clips that have no audio."""
         indices = self.find(manifest)
         is_stored = pc.less(indices, len(self.stored)).fill_null(False)
-        errors: list[AudioError] = []
+        faults: list[Fault] = []
         is_lost = pc.invert(is_stored)
         for index, path in zip(
             indices.filter(is_lost).to_pylist(),
@@ -237,10 +237,10 @@ class StoredClips(NamedTuple):
             strict=True,
         ):
             fault = f"{printable(os.fsdecode(path))} is missing, or cannot be read."
-            missing = AudioError("missing", fault)
-            errors.append(missing if index is None else self.faults[index - len(self.stored)])
+            missing = (UNREADABLE_AUDIO, fault)
+            faults.append(missing if index is None else self.faults[index - len(self.stored)])
         stored = take_rows(self.stored, indices.filter(is_stored).to_numpy())
-        return _add_locations(manifest, is_stored.to_numpy(), stored, errors)
+        return _add_locations(manifest, is_stored.to_numpy(), stored, faults)
 
 
 def are_current(files: pa.Table, clips: pa.Table) -> pa.ChunkedArray:
@@ -254,14 +254,13 @@ def are_current(files: pa.Table, clips: pa.Table) -> pa.ChunkedArray:
 
 
 def _add_locations(
-    manifest: Manifest, is_stored: Bools, stored: pa.Table, errors: Iterable[AudioError]
+    manifest: Manifest, is_stored: Bools, stored: pa.Table, faults: Iterable[Fault]
 ) -> Manifest:
-    """Add the locations of stored clips; exclude the other clips, with one error for each."""
+    """Add the locations of stored clips; exclude the other clips, with one fault for each."""
     stored_manifest = manifest.filter(is_stored)
     lost_ids = manifest.rows["id"].filter(pa.array(~is_stored)).to_pylist()
     excluded = [
-        Excluded(id, exclusion_reason(error), str(error))
-        for id, error in zip(lost_ids, errors, strict=True)
+        Excluded(id, reason, detail) for id, (reason, detail) in zip(lost_ids, faults, strict=True)
     ]
     rows = stored_manifest.rows.append_column(STORED_COLUMN, stored.to_struct_array())
     return replace(stored_manifest, rows=rows, excluded=(*manifest.excluded, *excluded))
@@ -278,6 +277,7 @@ class RowWriter:
     folder: the target.
     ending: the end of the file names, before the suffix.
     files: blocks of the list of files, as FILES_SCHEMA.
+    shard_names: the names of the shards of these rows.
     """
 
     shards: Shards
@@ -285,6 +285,7 @@ class RowWriter:
     folder: Path
     ending: str = ""
     files: list[pa.Table] = field(default_factory=list)
+    shard_names: set[str] = field(default_factory=set)
 
     def write(self, corpus: Corpus, row_blocks: RowBlocks) -> dict[str, Any]:
         """Write the rows of all splits; return the facts about each, as plain data."""
@@ -326,22 +327,27 @@ class RowWriter:
         schemas, hashes = [pa.schema([])], [np.empty(0, np.int64)]
         for shard in self.shards.tables(units):
             schemas.append(shard.table.schema)
-            hashes.append(hash_texts(shard.table["id"]))
+            hashes.append(hash_texts(shard.stored["id"]))
         columns = pa.unify_schemas(schemas, promote_options="default").empty_table()
         names = [name for name in columns.column_names if name not in STORED_SCHEMA.names]
         columns = columns.select(names)
         seen: set[str] | None = None if are_distinct(hashes) else set()
         first_row = 0
         for shard in self.shards.tables(units):
-            rows = pa.concat_tables([columns, shard.table], promote_options="default")
+            rows = pa.concat_tables([columns, shard.stored], promote_options="default")
             rows = rows.select(columns.column_names)
             if seen is not None:
                 ids = _rename_repeated(rows["id"], seen, first_row)
                 rows = rows.set_column(rows.column_names.index("id"), "id", ids)
             rows = rows.append_column(AUDIO, rows["id"].cast(pa.binary()))  # unique like a path
             rows = rows.append_column(STORED_COLUMN, self.shards.locate(shard).to_struct_array())
-            excluded = (shard.left_out[name].to_pylist() for name in ("id", "reason", "message"))
-            yield Manifest(rows, tuple(map(Excluded, *excluded)))
+            left_out = pa.Table.from_struct_array(shard.left_out[AUDIO]).select(
+                ("reason", "message")
+            )
+            excluded = zip(
+                shard.left_out["id"].to_pylist(), *left_out.to_pydict().values(), strict=True
+            )
+            yield Manifest(rows, tuple(Excluded(*row) for row in excluded))
             first_row += len(rows)
 
     def _write_split(self, split: str, blocks: Iterable[Manifest]) -> dict[str, Any]:
@@ -362,6 +368,8 @@ class RowWriter:
                 filtered.update(block.filtered)
                 table = _rows_to_write(block)
                 _update_hashes(digest, fingerprint, table)
+                names = pc.unique(pc.struct_field(table[AUDIO], "file")).to_pylist()
+                self.shard_names.update(name.rpartition("/")[2] for name in names)
                 yield table
 
         self._write_tables(split, rows_to_write())
@@ -378,7 +386,7 @@ class RowWriter:
         """Write one or more tables into a file; a column that some lack is null in their rows."""
         file = self.folder / f"{name}{self.ending}.arrow"
         parts = [
-            _write_part(temporary_path(file), part)
+            write_part(temporary_path(file), part)
             for _, part in groupby(tables, key=lambda table: table.schema)
         ]
         if len(parts) > 1:
@@ -386,13 +394,22 @@ class RowWriter:
             rows = pa.concat_tables(mapped, promote_options="default")
             starts = range(0, max(1, len(rows)), BLOCK_ROWS)
             blocks = (rows.slice(start, BLOCK_ROWS) for start in starts)
-            parts = [_write_part(temporary_path(file), blocks), *parts]
+            parts = [write_part(temporary_path(file), blocks), *parts]
         parts[0].replace(file)
         for part in parts[1:]:
             part.unlink()
 
 
-def _write_part(file: Path, tables: Iterable[pa.Table]) -> Path:
+def write_rows(file: Path, rows: pa.Table) -> dict[str, Any]:
+    """Write the rows of a split again; return the facts that change with them."""
+    digest, fingerprint = hashlib.sha256(), hashlib.sha256()
+    _update_hashes(digest, fingerprint, rows)
+    write_part(file, [rows])
+    fingerprints = (digest.hexdigest(), fingerprint.hexdigest()[:NUM_DIGITS])
+    return dict(zip(("rows", "digest", "fingerprint"), (len(rows), *fingerprints), strict=True))
+
+
+def write_part(file: Path, tables: Iterable[pa.Table]) -> Path:
     """Write tables of one schema."""
     tables = iter(tables)
     first = next(tables)
@@ -503,15 +520,15 @@ def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest
         )
     paths = rows[AUDIO].cast(pa.large_binary())
     file_sizes = files["file_size"].take(pc.index_in(paths, value_set=files["path"])).to_numpy()
-    errors: dict[int, AudioError] = {}
+    faults: dict[int, Fault] = {}
     for row, path in enumerate(manifest.paths):
         if file_sizes[row] < 0 or path.encode(errors="ignore").decode() != path:
             fault = f"{printable(path)} is missing, cannot be read, or its name is not UTF-8."
-            errors[row] = AudioError("missing", fault)
+            faults[row] = (UNREADABLE_AUDIO, fault)
         elif is_empty[row]:
-            errors[row] = AudioError("no samples", f"The corpus states 0 ms for {path}.")
+            faults[row] = (UNREADABLE_AUDIO, f"The corpus states 0 ms for {path}.")
     is_readable = np.ones(len(rows), bool)
-    is_readable[[*errors]] = False
+    is_readable[[*faults]] = False
     count = int(is_readable.sum())
     samples = pa.array(np.rint(seconds[is_readable] * sample_rate).astype(np.int64))
     sizes = pa.array(file_sizes[is_readable].astype(np.int64))
@@ -531,4 +548,4 @@ def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest
         CHANNEL_FAULT: pa.repeat("", count),
         AUDIO: pa.table(audio, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
-    return _add_locations(manifest, is_readable, pa.table(stored), errors.values())
+    return _add_locations(manifest, is_readable, pa.table(stored), faults.values())

@@ -1,8 +1,9 @@
 """Read and write shards: decoded audio on a disk or in a store, and the tables of its clips.
 
-NAME.arrow    a row for each clip, which `datasets` reads: its name, and its audio as WAV or FLAC
-NAME.parquet  for each clip: its file and the span of it, the size, the time and the digest of the
-              file, and the position of its audio in NAME.arrow; columns of a table's rows
+NAME.clips    the clips as WAVs or FLACs, one after another
+NAME.parquet  a row for each clip: its file and the span of it, the size, the time and the digest
+              of the file, and the position of its audio in NAME.clips, or why it has none; columns
+              of a table's rows
 
 The table is written last, so a shard is complete if its table exists. Each clip has a CRC-32, which
 is checked when the clip is read.
@@ -12,7 +13,6 @@ space; or lazy, without shards: a clip's own file is decoded whenever the clip i
 """
 
 import io
-import json
 import logging
 import os
 import zlib
@@ -25,21 +25,21 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import soundfile
-from datasets import Audio, Features
 
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioSpan, Samples, read_audio
+from sbkit.audio.io import BEYOND_END, AudioSpan, Samples, read_audio
 from sbkit.base.errors import DataError
 from sbkit.base.files import fsync, os_errors_name, temporary_path
-from sbkit.base.messages import note_once, printable
+from sbkit.base.messages import note_once
 from sbkit.base.stores import wait_for_store
 from sbkit.base.user_folders import cache_folder
 from sbkit.base.workers import ThreadPool
 from sbkit.data.clip_decoding import DecodedFile, decode_file
 from sbkit.data.filesystem import Storage, map_ahead, read_ranges
-from sbkit.data.manifest import CHANNEL_FAULT
+from sbkit.data.manifest import CHANNEL_FAULT, Excluded
 
 logger = logging.getLogger(__name__)
 
@@ -71,22 +71,20 @@ CLIP_TYPE = pa.struct(  # the column AUDIO of a shard's table
         "crc32": pa.int64(),
         "digest": pa.string(),
         "file_rate": pa.int64(),
+        "reason": pa.string(),  # to leave out a clip without usable audio; null if it is stored
+        "message": pa.string(),
     }
 )
-LEFT_OUT_SCHEMA = pa.schema(  # clips without usable audio; `id` names the rows of a table
-    {
-        **{name: CLIP_TYPE.field(name).type for name in CLIP_KEYS},
-        **dict.fromkeys(("id", "reason", "message"), pa.string()),
-    }
-)
+UNREADABLE_AUDIO = "unreadable audio"  # a reason to leave out a clip
+FORGOTTEN = "forgotten"  # the reason of a row without a name, with the size of what was erased
+# Faults that are not recorded, because the file may be there at the next attempt
+TEMPORARY_REASONS = ("missing", "unreachable")
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 CLIPS_PER_REQUEST = 50
-BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
 # A run fails if it has more damaged clips than both of these allow.
 MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000
-FACTS_KEY = b"sbkit"  # in the metadata of a table
 NUM_THREADS = 16  # they wait for a store or a disk
-_SHARD_SCHEMA = Features({AUDIO: Audio()}).arrow_schema
+BUFFER_BYTES = 16_000_000  # written at once; files of small writes are read 15 % slower
 
 # A row of a prepared split. Its `audio` holds the samples (S,) and its `samples` their number; all
 # other columns hold text.
@@ -218,16 +216,29 @@ class FileStamp(NamedTuple):
 
 
 class ShardTable(NamedTuple):
-    """The table of a shard.
-
-    audio_bytes: the size of its audio file.
-    left_out: the clips without usable audio, with the columns of LEFT_OUT_SCHEMA.
-    """
+    """The table of a shard, with the columns samples, mix_fault, audio and those of a table."""
 
     name: str
     table: pa.Table
-    audio_bytes: int
-    left_out: pa.Table
+
+    @property
+    def stored(self) -> pa.Table:
+        return self.table.filter(pc.is_null(self._reasons))
+
+    @property
+    def left_out(self) -> pa.Table:
+        """The clips without usable audio."""
+        reasons = self._reasons.fill_null(FORGOTTEN)
+        return self.table.filter(pc.not_equal(reasons, FORGOTTEN))
+
+    @property
+    def audio_bytes(self) -> int:
+        """The size of the audio file."""
+        return pc.sum(pc.struct_field(self.table[AUDIO], "size")).as_py() or 0
+
+    @property
+    def _reasons(self) -> pa.ChunkedArray:
+        return pc.struct_field(self.table[AUDIO], "reason")
 
 
 class ShardWriter:
@@ -238,84 +249,71 @@ class ShardWriter:
 
     def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
         self._sample_rate, self._store = sample_rate, store
-        self._path = temporary_path(folder / "shard.arrow")
-        self._file = self._path.open("wb")
-        self._stream = pa.ipc.new_stream(self._file, _SHARD_SCHEMA)
-        self._batch: list[dict[str, str | bytes]] = []
-        self._batch_bytes = 0
+        self._path = temporary_path(folder / "shard.clips")
+        self._file = self._path.open("wb", BUFFER_BYTES)
         self._clips: list[dict[str, Any]] = []
         self._samples: list[int] = []
-        self._files: list[DecodedFile] = []  # the file of each clip
-        self.left_out: list[Sequence[Any]] = []  # rows of LEFT_OUT_SCHEMA
+        self._channel_faults: list[str] = []
         self.audio_bytes = 0  # size of the audio added so far
+
+    def __len__(self) -> int:
+        return len(self._clips)
 
     def add(
         self, clips: Sequence[AudioSpan], stamp: FileStamp, content: bytes | None = None
-    ) -> list[AudioError | None]:
-        """Decode and add clips of one file and channel; return the error of each clip, or None.
+    ) -> None:
+        """Decode and add clips of one file and channel, except for those with temporary faults.
 
         content: of the file, if it is inside another file.
         """
-        errors: list[AudioError | None] = []
+        added: list[dict[str, Any]] = []
         file = DecodedFile()
         decoding = decode_file(clips, self._sample_rate, self._store, file, content)
-        for clip, decoded in zip(clips, decoding, strict=True):
-            if isinstance(decoded.audio, AudioError):
-                errors.append(decoded.audio)
+        for clip, (audio, samples) in zip(clips, decoding, strict=True):
+            row: dict[str, Any] = {"path": os.fsencode(clip.path), "part": span_key(clip)}
+            row |= {"file_size": stamp.size, "file_time": stamp.time}
+            if isinstance(audio, bytes):
+                self._file.write(audio)
+                row |= {"start": self.audio_bytes, "size": len(audio), "crc32": zlib.crc32(audio)}
+                self.audio_bytes += len(audio)
+            elif audio.reason in TEMPORARY_REASONS:
                 continue
-            errors.append(None)
-            if len(decoded.audio) + self._batch_bytes > BATCH_BYTES:
-                self._flush()
-            name = printable(clip.path.rpartition("/")[2])
-            self._batch.append({"bytes": decoded.audio, "path": name})
-            self._batch_bytes += len(decoded.audio)
-            self.audio_bytes += len(decoded.audio)
-            self._samples.append(decoded.samples)
-            self._files.append(file)
-            self._clips.append(
-                {
-                    "path": os.fsencode(clip.path),
-                    "part": span_key(clip),
-                    "file_size": stamp.size,
-                    "file_time": stamp.time,
-                    "crc32": zlib.crc32(decoded.audio),
-                }
-            )
-        return errors
+            else:
+                is_beyond_end = audio.reason == BEYOND_END
+                row["reason"] = BEYOND_END if is_beyond_end else UNREADABLE_AUDIO
+                row["message"] = str(audio)
+            added.append(row)
+            self._samples.append(samples)
+        for row in added:
+            digest = f"{file.digest}:{row['part']}" if row["part"] else file.digest
+            row |= {"digest": digest, "file_rate": file.rate}
+        self._clips += added
+        self._channel_faults += [file.channel_fault] * len(added)
 
-    def _flush(self) -> None:
-        if self._batch:
-            self._stream.write_batch(pa.record_batch({AUDIO: self._batch}, _SHARD_SCHEMA))
-        self._batch = []
-        self._batch_bytes = 0
+    def leave_out(self, rows: Sequence[Excluded]) -> None:
+        """Add rows of a table that have no audio."""
+        self._clips += [{"reason": row.reason, "message": row.detail} for row in rows]
+        self._samples += [0] * len(rows)
+        self._channel_faults += [""] * len(rows)
 
     def publish(self, storage: Storage, name: str, columns: pa.Table | None = None) -> None:
-        """Move the audio file into ``storage`` as NAME.arrow, then write NAME.parquet.
+        """Move the audio file into ``storage`` as NAME.clips, then write NAME.parquet.
 
         columns: other columns of the clips.
         """
         with os_errors_name(self._path):
-            self._flush()
-            self._stream.close()
             self._file.flush()
             fsync(self._file.fileno())
             self._file.close()
-        file_size = self._path.stat().st_size
-        positions = zip(*locate_audio(self._path), strict=True)
-        for clip, file, (start, size) in zip(self._clips, self._files, positions, strict=True):
-            digest = f"{file.digest}:{clip['part']}" if clip["part"] else file.digest
-            clip |= {"start": start, "size": size, "digest": digest, "file_rate": file.rate}
-        faults = pa.array([file.channel_fault for file in self._files], pa.string())
-        shard_columns = {"samples": pa.array(self._samples, pa.int64()), CHANNEL_FAULT: faults}
-        shard_columns |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
+        shard_columns = {
+            "samples": pa.array(self._samples, pa.int64()),
+            CHANNEL_FAULT: pa.array(self._channel_faults, pa.string()),
+            AUDIO: pa.array(self._clips, CLIP_TYPE),
+        }
         if columns is not None:
             shard_columns |= {name: columns[name] for name in columns.column_names}
-        facts = json.dumps({"audio_bytes": file_size, "left_out": self.left_out})
-        table = pa.table(shard_columns).replace_schema_metadata({FACTS_KEY: facts})
-        content = io.BytesIO()
-        pq.write_table(table, content, write_page_checksum=True)
-        storage.move_in(self._path, f"{name}.arrow")
-        storage.write(f"{name}.parquet", content.getvalue())
+        storage.move_in(self._path, f"{name}.clips")
+        write_shard_table(storage, ShardTable(name, pa.table(shard_columns)))
 
     def close(self) -> None:
         """Remove the file, unless it is published."""
@@ -329,18 +327,11 @@ def span_key(clip: AudioSpan) -> str:
     return "" if clip.is_file else ":".join(map(str, clip[1:]))
 
 
-def locate_audio(file: Path) -> tuple[list[int], list[int]]:
-    """Return the position and the size, in bytes, of the audio of each row of an Arrow file."""
-    starts: list[int] = []
-    sizes: list[int] = []
-    with pa.memory_map(str(file)) as source:
-        buffer = source.read_buffer()
-        for batch in pa.ipc.open_stream(buffer):
-            _, offset_buffer, audio = batch[AUDIO].field("bytes").buffers()
-            offsets = np.frombuffer(offset_buffer, np.int32)[: len(batch) + 1].astype(np.int64)
-            starts += (audio.address - buffer.address + offsets[:-1]).tolist()
-            sizes += np.diff(offsets).tolist()
-    return starts, sizes
+def write_shard_table(storage: Storage, shard: ShardTable) -> None:
+    """Write NAME.parquet."""
+    content = io.BytesIO()
+    pq.write_table(shard.table, content, write_page_checksum=True)
+    storage.write(f"{shard.name}.parquet", content.getvalue())
 
 
 def read_shard_tables(storage: Storage, names: Iterable[str]) -> Iterator[ShardTable]:
@@ -353,18 +344,10 @@ def read_shard_tables(storage: Storage, names: Iterable[str]) -> Iterator[ShardT
         content = storage.read(f"{name}.parquet")
         try:
             table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
-            facts = json.loads((table.schema.metadata or {})[FACTS_KEY])
-            left_out = [
-                dict(zip(LEFT_OUT_SCHEMA.names, (os.fsencode(path), *values), strict=True))
-                for path, *values in facts["left_out"]
-            ]
-            return ShardTable(
-                name,
-                table.replace_schema_metadata(None),
-                facts["audio_bytes"],
-                pa.Table.from_pylist(left_out, LEFT_OUT_SCHEMA),
-            )
-        except (OSError, ValueError, TypeError, LookupError) as error:
+            if table.schema.field(AUDIO).type != CLIP_TYPE:
+                raise ValueError("it has other columns")
+            return ShardTable(name, table)
+        except (OSError, ValueError, LookupError) as error:
             raise DataError(
                 f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Remove it, and "
                 "rerun the `sbkit prepare` that wrote it: it writes missing shards."
@@ -379,10 +362,10 @@ def is_whole(storage: Storage, name: str, size: int | None) -> bool:
 
     size: of its audio file in bytes; None if the file is missing.
     """
-    file = storage.url_of(f"{name}.arrow")
+    file = storage.url_of(f"{name}.clips")
     try:
         (shard,) = read_shard_tables(storage, [name])
-        for batch in shard.table.to_batches(CLIPS_PER_REQUEST):
+        for batch in shard.stored.to_batches(CLIPS_PER_REQUEST):
             clips = batch[AUDIO].to_pylist()
             contents = read_ranges([(file, clip["start"], clip["size"]) for clip in clips])
             if [*map(zlib.crc32, contents)] != [clip["crc32"] for clip in clips]:

@@ -25,8 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem
 
-from sbkit.audio.containers import AudioError
-from sbkit.audio.io import BEYOND_END, AudioSpan, decoding_versions
+from sbkit.audio.io import AudioSpan, decoding_versions
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
 NUM_DIGITS = 16  # of a digest in a name
 SHARD_BYTES = 10**9  # the most audio in a shard, except for a single long recording
 LAST_SHARD_SUFFIX = "-last"  # ends the name of the last shard of a unit
-# Faults that are not recorded, because the file may be there at the next attempt
-TEMPORARY_REASONS = ("missing", "unreachable")
-UNREADABLE_AUDIO = "unreadable audio"  # a reason to exclude a clip
 MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
 MAX_PREPARING_PROCESSES = 64  # each takes 0.1 GB
 FILES_SCHEMA = pa.schema(
@@ -204,7 +200,7 @@ def _write_shards(storage: Storage, folder: Path, work: WorkUnit) -> None:
                 rows += addition(writer)
                 addition = next(additions, None)
             is_whole_unit = number == 0 and addition is None
-            if is_whole_unit and work.clips and not (writer.audio_bytes or writer.left_out):
+            if is_whole_unit and work.clips and not len(writer):
                 paths = [*dict.fromkeys(clip.path for clip in work.clips)]
                 raise DataError(
                     f"None of {plural(len(paths), 'file')} can be read, such as {paths[0]}, so "
@@ -226,33 +222,17 @@ def _additions(work: WorkUnit) -> Iterator[Callable[[ShardWriter], list[pa.Table
 
 
 def _add_clips(clips: Sequence[AudioSpan], stamp: FileStamp, writer: ShardWriter) -> list[pa.Table]:
-    for clip, error in zip(clips, writer.add(clips, stamp), strict=True):
-        if error is not None and error.reason not in TEMPORARY_REASONS:
-            row = [clip.path, span_key(clip), *stamp, "", error.reason, str(error)]
-            writer.left_out.append(row)
+    writer.add(clips, stamp)
     return []
 
 
 def _add_rows(manifest: Manifest, contents: Sequence[bytes], writer: ShardWriter) -> list[pa.Table]:
-    added: list[int] = []
-    no_file = ["", "", 0, 0]
-    for row, (clip, content) in enumerate(zip(manifest.spans, contents, strict=True)):
-        (error,) = writer.add([clip], FileStamp(len(content), 0), content)
-        if error is None:
-            added.append(row)
-        else:
-            writer.left_out.append(
-                [*no_file, manifest.ids[row], exclusion_reason(error), str(error)]
-            )
-    writer.left_out += [[*no_file, row.id, row.reason, row.detail] for row in manifest.excluded]
-    rows = manifest.take(added).rows
-    names = [name for name in rows.column_names if name not in (AUDIO, *SPAN_COLUMNS)]
-    return [rows.select(names)]
-
-
-def exclusion_reason(error: AudioError) -> str:
-    """Return the reason to exclude a clip whose audio cannot be read."""
-    return BEYOND_END if error.reason == BEYOND_END else UNREADABLE_AUDIO
+    for clip, content in zip(manifest.spans, contents, strict=True):
+        writer.add([clip], FileStamp(len(content), 0), content)
+    writer.leave_out(manifest.excluded)
+    names = [name for name in manifest.rows.column_names if name not in (AUDIO, *SPAN_COLUMNS)]
+    excluded_ids = pa.array([row.id for row in manifest.excluded], pa.string())
+    return [manifest.rows.select(names), pa.table({"id": excluded_ids})]
 
 
 # Existing shards and files

@@ -64,6 +64,7 @@ from sbkit.checkpoint.run_config import (
     RunDescription,
     describe_spec,
     has_checkpoint,
+    read_description,
     require_resumable,
 )
 from sbkit.config.dependencies import hash_dependencies
@@ -80,6 +81,7 @@ from sbkit.config.hparams import (
 )
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
+from sbkit.data.forgetting import find_forgotten
 from sbkit.data.sampler import RankSampler
 from sbkit.data.splits import Splits
 from sbkit.data.work_units import short_digest
@@ -189,6 +191,14 @@ def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Run
 
 def require_own_folder(spec: RunSpec, description: RunDescription) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
+    before = (has_checkpoint(spec.folder) and read_description(spec.folder).data) or {}
+    now = description.data or before
+    if splits := find_forgotten({k: v for k, v in before.items() if v != now.get(k)}):
+        raise ConfigError(
+            f"Clips of {' and '.join(splits)} were forgotten (`sbkit cache forget` or `prune`) "
+            f"after the run in {spec.folder} began, so it cannot be resumed. For a run on the "
+            "other clips, choose another `output_folder`."
+        )
     return require_resumable(spec.folder, description, ends=find_ends_of(spec))
 
 

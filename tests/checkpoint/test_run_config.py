@@ -26,6 +26,7 @@ from sbkit.checkpoint.run_config import (
     write_description,
 )
 from sbkit.config.hparams import RunSpec, read_spec
+from sbkit.data.forgetting import FORGOTTEN_FILE
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.train.setup import find_ends_of, require_own_folder
 from sbkit.train.stopping import FIT_SECONDS, STALE_VALIDATIONS
@@ -208,6 +209,22 @@ def test_advice_of_an_ended_run_is_accepted(
         spec = spec_of(lr=0.5, **raised)
         assert find_ends_of(spec) == {}
         assert "lr: 0.1 before, 0.5 now" in str(require_own_folder(spec, describe_spec(spec)))
+
+
+def test_run_with_forgotten_clips_says_so_and_is_not_resumed(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    run = begun(tmp_path)
+    spec = read_spec(tmp_path / "run.yaml", {"output_folder": str(run)})
+    now = {name: describe_spec(spec, data={**DATA, name: "d" * 64}) for name in DATA}
+    own_cache.mkdir()
+    (own_cache / FORGOTTEN_FILE).write_text(f"{'c' * 16}\n{'b' * 16}\n")
+    with pytest.raises(SbkitError, match="Clips of test were forgotten.*another `output_folder`"):
+        require_own_folder(spec, now["test"])
+    with pytest.raises(SbkitError, match="another configuration: 1 thing differs"):
+        require_own_folder(spec, now["train"])
+    # The user's tables may list the clips again.
+    assert require_own_folder(spec, describe_spec(spec, data=DATA)) is None
 
 
 def test_run_that_the_clock_may_end_is_not_repeatable(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_damaged_shard_is_prepared_again_and_other_damage_may_be_an_error(
     corpus = make_corpus(tmp_path / "corpus")
     expected = observe(corpus, tmp_path / "corpus", own_cache)
     files = [path for path in own_cache.rglob("[!.]*") if path.is_file()]
-    shards = [path for path in files if path.match("*-last.arrow")]
+    shards = [path for path in files if path.match("*-last.clips")]
     for file, damage in [*product(files, [cut]), *product(shards, [Path.unlink])]:
         shutil.copytree(own_cache, tmp_path / "damaged")
         caplog.clear()
@@ -559,9 +559,9 @@ def rename_split(folder: Path, name: str) -> None:
 
 # What happens to a corpus, what a run says, and how many tables --verify lists
 FAULTS: list[tuple[Callable[[Path], object], str, int]] = [
-    (lambda f: first(f, "train-*.arrow").unlink(), "arrow is missing.*--verify", 1),
-    (lambda f: cut(first(f, "train-*.arrow")), r"arrow has \d+ bytes instead.*--verify", 1),
-    (lambda f: spoil(first(f, "train-*.arrow")), "is damaged: .* clip at byte.*--verify", 1),
+    (lambda f: first(f, "train-*.clips").unlink(), "clips is missing.*--verify", 1),
+    (lambda f: cut(first(f, "train-*.clips")), r"clips has \d+ bytes instead.*--verify", 1),
+    (lambda f: spoil(first(f, "train-*.clips")), "is damaged: .* clip at byte.*--verify", 1),
     (lambda f: first(f, "train-*.parquet").unlink(), "parquet is missing.*--out` writes", 0),
     (lambda f: (f / CORPUS_FILE).unlink(), "is half written: it has shards, but.*--finish", 0),
     (lambda f: cut(f / CORPUS_FILE), "corpus.json is damaged.*--finish", 0),

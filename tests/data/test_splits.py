@@ -1,8 +1,8 @@
 """Splits: clips are decoded once, damage is noticed, and transcripts are measured."""
 
-import io
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 import torch
-from datasets import Audio
 from torch.nn.functional import ctc_loss
 
 from sbkit.audio.io import read_audio
@@ -45,8 +44,11 @@ from sbkit.data.splits import (
 from sbkit.data.tables import TableOptions
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer
+from tests.runs import ROOT
 from tests.shortage import largest_file
 from tests.stores import Utterance, make_store
+
+PAGE = ROOT / "docs/how-it-works/data.md"
 
 
 def make_clips(folder: Path, count: int) -> list[Clip]:
@@ -136,19 +138,20 @@ def test_missing_value_is_another_one_than_an_empty_text(tmp_path: Path) -> None
 
 
 def shards_of(folder: Path) -> list[Path]:
-    return sorted((folder / "cache").rglob("*-last.arrow"))
+    return sorted((folder / "cache").rglob("*-last.clips"))
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])
-def test_datasets_reads_shards_without_sbkit(tmp_path: Path, store: str) -> None:
+def test_shards_are_read_without_sbkit_as_the_page_says(tmp_path: Path, store: str) -> None:
     clips = make_clips(tmp_path / "clips", 3)
     prepare(clips, audio_store=store)
     (file,) = shards_of(tmp_path)
-    dataset = datasets.Dataset.from_file(str(file))
-    assert dataset.features == datasets.Features({"audio": datasets.Audio()})
-    for row, clip in zip(dataset.cast_column("audio", Audio(decode=False)), clips, strict=True):
-        samples, rate = soundfile.read(io.BytesIO(row["audio"]["bytes"]), dtype="int16")
-        assert (row["audio"]["path"], rate) == (clip.path.name, 16_000)
+    (code,) = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text("utf-8"))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    rows = [*names["read_shard"](file.with_suffix(""))]
+    assert [row[::2] for row in rows] == [(os.fsencode(clip.path), 16_000) for clip in clips]
+    for (_, samples, _), clip in zip(rows, clips, strict=True):
         assert np.array_equal(samples, read_audio(clip.path))
 
 

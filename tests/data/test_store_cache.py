@@ -80,8 +80,8 @@ def train(location: str, num_workers: int, store_cache: Path | None) -> list[tup
 def test_shards_of_a_folder_are_copied(corpus: str, tmp_path: Path) -> None:
     read = train(corpus, 0, None)
     assert train(str(tmp_path / "corpus"), 0, tmp_path / "disk") == read
-    copies = {file.name for file in (tmp_path / "disk").glob("*/*.arrow")}
-    assert copies == {file.name for file in (tmp_path / "corpus").glob("train-*.arrow")}
+    copies = {file.name for file in (tmp_path / "disk").glob("*/*.clips")}
+    assert copies == {file.name for file in (tmp_path / "corpus").glob("train-*.clips")}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -91,9 +91,9 @@ def test_each_shard_is_fetched_once_and_whole(
     read = train(corpus, num_workers, None)
     assert all(name.startswith("part of ") for name in requests)
     assert train(corpus, num_workers, tmp_path / "disk") == read
-    shards = {file.name for file in (tmp_path / "corpus").glob("train-*.arrow")}
+    shards = {file.name for file in (tmp_path / "corpus").glob("train-*.clips")}
     assert requests == dict.fromkeys(shards, 1)
-    assert {file.name for file in (tmp_path / "disk").glob("*/*.arrow")} == shards
+    assert {file.name for file in (tmp_path / "disk").glob("*/*.clips")} == shards
     assert train(corpus, num_workers, tmp_path / "disk") == read
     assert not requests
 
