@@ -99,8 +99,6 @@ from sbkit.train.stopping import (
     STALE_VALIDATIONS,
     EpochSaver,
     TimeLimit,
-    stale_validations,
-    stops_early,
 )
 from sbkit.train.watchdog import Watchdog
 
@@ -366,16 +364,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
         valid_set: SplitLoaders | None,
         show_progress: bool,
     ) -> None:
-        stopping, patience = self.stopping, getattr(self.hparams, "early_stopping", 0)
+        stopping = self.stopping
         stopping.time_limit.agree(self.optimizer_step)
         trained_epoch: int | None = None
         for epoch in epoch_counter:
-            stopping.stops_early = stops_early(self.checkpointer, patience)
-            if stopping.stops_early or (self.step == 0 and stopping.is_over(self.optimizer_step)):
+            if self._stops_early or (self.step == 0 and stopping.is_over(self.optimizer_step)):
                 break
             self._fit_train(train_set, epoch, show_progress)
             trained_epoch = epoch
-            if stopping.stops_early:
+            if self._stops_early:
                 break
             if valid_set is not None:
                 stopping.save()  # a run that dies in the validation resumes at the epoch's end
@@ -384,6 +381,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
             ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
             if stopping.is_over(self.optimizer_step) or ends_debugging:
                 break
+        if self._stops_early:
+            stale = self.evaluator.stale
+            logger.info(f"`early_stopping`: {stale} validations were no better; training ends.")
         if valid_set is None or trained_epoch is None or self.evaluator.is_current:
             return
         evaluate_stage(self, valid_set, Stage.VALID, trained_epoch)  # a recipe left it out
@@ -492,7 +492,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         is_planned = isinstance(getattr(train_set, "batch_sampler", None), RankSampler)
         self._validate_if_due(epoch)  # if the run died in that validation
         for batch, is_last in self._training_batches(train_set):
-            if self.stopping.is_over(self.optimizer_step):
+            if self._stops_early or self.stopping.is_over(self.optimizer_step):
                 break
             # Counted in steps, because a schedule must not depend on the accumulation
             factor = self.grad_accumulation_factor
@@ -531,6 +531,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.zero_grad(set_to_none=True)
         self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
         self.avg_train_loss = 0.0
+
+    @property
+    def _stops_early(self) -> bool:
+        """Whether a validation has just shown that the last `early_stopping` were no better."""
+        patience = getattr(self.hparams, "early_stopping", 0)
+        is_validated = self.evaluator.validated_step == self.optimizer_step
+        return is_validated and 0 < patience <= self.evaluator.stale
 
     def _start_epoch(self, train_set: Batches, epoch: int) -> None:
         self.training_step.start_epoch(epoch)
@@ -731,13 +738,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         metrics = self.training_metrics
         self.stopping.save()
         metrics.unread = metrics.meter.peek()
-        self.evaluator.validated_step = self.optimizer_step
         with isolated_rng(self.device):
             evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, micro_batch=self.step)
         self.training_step.train_mode()
         metrics.start_epoch(afresh=False)
-        patience = getattr(self.hparams, "early_stopping", 0)
-        self.stopping.stops_early = stops_early(self.checkpointer, patience)
 
     @torch.no_grad()
     def evaluate_splits(self, loaders: SplitLoaders, stage: Stage, *, phase: str) -> list[Loss]:
@@ -1008,6 +1012,7 @@ def evaluate_stage(
     brain.step = len(losses) if stage is Stage.TEST else micro_batch  # as in SpeechBrain
     if stage is Stage.VALID:
         brain.evaluator.is_current = True
+        brain.evaluator.validated_step = brain.optimizer_step
         if isinstance(brain.checkpointer, Checkpointer):
             brain.checkpointer.is_within_epoch = micro_batch > 0
     brain.on_stage_end(stage, mean, epoch)
@@ -1038,10 +1043,9 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
     # Before the save: a run that this share ends is over by the seconds in its checkpoint, too.
     brain.stopping.time_limit.agree(brain.optimizer_step)
     if brain.checkpointer is not None:
-        stale = stale_validations(brain.checkpointer, best, values[best.name])
         position = {"epoch": epoch, "optimizer_step": brain.optimizer_step}
         seconds = {FIT_SECONDS: brain.stopping.time_limit.seconds}
-        ranking = {STALE_VALIDATIONS: stale, RANKED_BY: best._asdict()}
+        ranking = {STALE_VALIDATIONS: brain.evaluator.stale, RANKED_BY: best._asdict()}
         brain.checkpointer.save_and_keep_only(
             meta={**values, **position, **seconds, **ranking},
             num_to_keep=num_averaged,

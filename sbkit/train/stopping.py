@@ -3,7 +3,6 @@
 All ranks decide the same. A run obeys a signal between two steps.
 """
 
-import logging
 import math
 import re
 import signal
@@ -35,10 +34,7 @@ from sbkit.base.process import (
 from sbkit.base.stores import store_patience, wait_for_store
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
-from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
-from sbkit.logs.metric import BestKey
-
-logger = logging.getLogger(__name__)
+from sbkit.distributed.ranks import gather_over_ranks, world_size
 
 SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ranks
 MAX_STEPS_BETWEEN_QUESTIONS = 25  # later steps may be slower
@@ -151,7 +147,6 @@ class EpochSaver:
         minutes, steps: between two such checkpoints, as optimizer steps; 0 or less for never.
         max_steps: optimizer steps of the run.
         """
-        self.stops_early = False  # as the last validation has shown
         self.signals = StopSignals()
         self.time_limit = time_limit
         self._save = save
@@ -165,7 +160,7 @@ class EpochSaver:
 
     def is_over(self, step: int) -> bool:
         """Return whether the run ends, perhaps within an epoch, which is then validated."""
-        return self.time_limit.is_over or self.stops_early or step >= self._max_steps
+        return self.time_limit.is_over or step >= self._max_steps
 
     def after_micro_batch(self, step: int, *, ends_step: bool, is_last: bool) -> None:
         """Save or leave if it is time, but not within a step.
@@ -275,45 +270,6 @@ def train_restartably(
     return 0
 
 
-# ---- early stopping and the last epoch
-
-
-def stale_validations(checkpointer: Any, key: BestKey, value: float) -> int:
-    """Return the number of validations since the best one; ``value`` is that of the last.
-
-    Each checkpoint stores it as STALE_VALIDATIONS, because the first of several best may be
-    deleted.
-    """
-    best = checkpointer.find_checkpoint(max_key=key.max_key, min_key=key.min_key)
-    if best is None:
-        return 0
-    before = best.meta[key.name]
-    if math.isnan(before) or (value > before if key.max_key else value < before):
-        return 0
-    last = checkpointer.find_checkpoint(ckpt_predicate=lambda c: STALE_VALIDATIONS in c.meta)
-    return last.meta[STALE_VALIDATIONS] + 1 if last else 0
-
-
-def has_stopped_early(checkpoints: Path, patience: int) -> bool:
-    """Return whether the last ``patience`` validations were no better; 0 never stops.
-
-    A checkpoint that was saved without a validation says nothing.
-    """
-    newest = newest_checkpoint(checkpoints)
-    return newest is not None and 0 < patience <= newest.meta.get(STALE_VALIDATIONS, 0)
-
-
-def stops_early(checkpointer: Any, patience: int) -> bool:
-    """Return whether training ends early, as rank 0 finds for all ranks; log it."""
-    if not patience or checkpointer is None:
-        return False
-    folder = Path(checkpointer.checkpoints_dir)
-    stops: bool = gather_over_ranks(rank() == 0 and has_stopped_early(folder, patience))[0]
-    if stops:
-        logger.info(f"`early_stopping`: {patience} validations were no better; training ends.")
-    return stops
-
-
 def find_ends(
     run_folder: Path, settings: Mapping[str, Any], max_epochs: int | None
 ) -> dict[str, float]:
@@ -327,7 +283,8 @@ def find_ends(
     if newest is None:
         return ends
     meta = newest.meta
-    if has_stopped_early(run_folder / CHECKPOINTS, settings.get("early_stopping", 0)):
+    # A checkpoint that was saved without a validation does not have it.
+    if 0 < settings.get("early_stopping", 0) <= meta.get(STALE_VALIDATIONS, 0):
         ends["early_stopping"] = meta[STALE_VALIDATIONS]
     limit = settings.get("optimizer_step_limit") or 0
     if 0 < limit <= meta.get("optimizer_step", 0):

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -24,15 +25,15 @@ from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
 from sbkit.evaluate.run_results import SUMMARY
-from sbkit.logs.metric import Metric, best_key
+from sbkit.logs.metric import Metric
 from sbkit.run import export_and_test
+from sbkit.train.evaluation import Evaluator
 from sbkit.train.stopping import (
     FIT_SECONDS,
     STALE_VALIDATIONS,
     StopSignals,
     TimeLimit,
     find_ends,
-    stale_validations,
     train_restartably,
 )
 from tests.runs import Workplace, read_json, records_of
@@ -136,6 +137,7 @@ def test_early_stopping_ends_a_run_within_an_epoch(tmp_path: Path) -> None:
         ends = stopped if patience else {}
         assert find_ends(tmp_path, {"early_stopping": patience}, 3) == ends | epochs
         assert find_ends(tmp_path, {"early_stopping": step}, 3) == epochs
+    assert find_ends(tmp_path, {}, 4) == find_ends(tmp_path, {}, None) == {}
 
 
 def test_last_steps_are_validated_though_a_validation_within_the_epoch_came_before(
@@ -276,30 +278,44 @@ def test_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     assert brain.optimizer_step == 12
 
 
-LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
+@pytest.mark.parametrize("lower_is_better", [True, False])
+def test_early_stopping_counts_validations_since_the_best(lower_is_better: bool) -> None:
+    """An equal one is no better; NaN is the worst, and several of them are no reason to stop."""
+    metrics = {"figure": Metric(lower_is_better=lower_is_better)}
+    evaluator = Evaluator(metrics, lambda results: {"figure": results[0]})
+    assert evaluator.stale == 0
+    since = []
+    for figure in (math.nan, math.nan, 0.7, 0.5, 0.5, math.nan, 0.4, 0.7, 0.4):
+        evaluator.start(["dev"])
+        evaluator.add([figure if lower_is_better else -figure])
+        evaluator.end_validation(1)
+        since.append(evaluator.stale)
+    assert since == [0, 0, 0, 0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.parametrize("metrics", [LOWER, HIGHER])
-def test_early_stopping_counts_validations_since_the_best(
-    metrics: dict[str, Metric], tmp_path: Path
-) -> None:
-    """An equal one is no better, even if its checkpoint is deleted; NaN is the worst."""
-    keeper, key = Checkpointer(tmp_path / "checkpoints"), best_key(metrics)
-    figures, since = (math.nan, 0.7, 0.5, 0.5, math.nan, 0.4, 0.7, 0.4), []
-    for epoch, figure in enumerate(figures, start=1):
-        value = figure if key.min_key else 1 - figure
-        since.append(stale_validations(keeper, key, value))
-        keeper.save_and_keep_only(
-            meta={key.name: value, "epoch": epoch, STALE_VALIDATIONS: since[-1]},
-            num_to_keep=1,
-            **{("min_keys" if key.min_key else "max_keys"): [key.name]},
-        )
-        for patience in (1, 2, 3):
-            ends = find_ends(tmp_path, {"early_stopping": patience}, 99)
-            assert bool(ends) is (since[-1] >= patience)
-    assert since == [0, 0, 0, 1, 2, 0, 1, 2]
-    assert find_ends(tmp_path, {}, 8) == {LIMIT_PATH: 8}
-    assert find_ends(tmp_path, {}, 9) == find_ends(tmp_path, {}, None) == {}
+def test_run_stops_early_only_after_a_validation(tmp_path: Path) -> None:
+    """One that was saved within an epoch, and has less patience now, trains to the next one."""
+    for interrupts, patience, step in (("step 10", 0, 10), ("", 1, 12)):
+        settings = {"average_checkpoints": 1, "early_stopping": patience}
+        brain, fit = interrupted_brain(tmp_path / CHECKPOINTS, interrupts, **settings)
+        brain.score = lambda outputs, batch: [1.0] * len(outputs)  # all are equal
+        with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+            fit()
+        assert brain.optimizer_step == step
+        ends = {} if interrupts else {"early_stopping": 2}
+        assert find_ends(tmp_path, {"early_stopping": 1}, 9) == ends
+
+
+def test_early_stopping_needs_no_checkpointer(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither after an epoch nor within one."""
+    for interval, step in ((0, 8), (1, 2)):
+        settings = {"valid_interval_steps": interval, "early_stopping": 1}
+        brain, fit = interrupted_brain(None, "", **settings)
+        brain.score = lambda outputs, batch: [1.0] * len(outputs)  # all are equal
+        fit()
+        assert brain.optimizer_step == step
+    sentence = "`early_stopping`: 1 validations were no better; training ends."
+    assert caplog.messages.count(sentence) == 2
 
 
 DISK_FAILS = OSError(errno.EIO, "Input/output error", "disk")
