@@ -75,7 +75,7 @@ from sbkit.models.layers import GlobalNorm
 from sbkit.models.loss import Amount, Loss
 from sbkit.text.normalization import TextTable, language_table, table_from_stored
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
-from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
+from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
     agree_on_buffers,
@@ -513,10 +513,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 self.training_step.freeze(self.optimizer_step)
                 if self.optimizer_step % log_every == 0:
                     optimizers = active_optimizers(self).values()
+                    self._read_metrics()
                     self.training_metrics.log_step(
                         epoch,
                         self.optimizer_step,
-                        self._read_metrics(),
                         rate=next((o.param_groups[0]["lr"] for o in optimizers), 0.0),
                         live=show_progress,
                     )
@@ -529,7 +529,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.watchdog.ping("data", self.optimizer_step)
         self._read_metrics()
         self.zero_grad(set_to_none=True)
-        self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
+        self.on_stage_end(Stage.TRAIN, self.training_metrics.of_epoch.loss, epoch)
         self.avg_train_loss = 0.0
 
     @property
@@ -735,13 +735,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         is_due = is_within_epoch and self.should_step and self.evaluator.is_due(self.optimizer_step)
         if not is_due or self.stopping.is_over(self.optimizer_step):
             return
-        metrics = self.training_metrics
+        self._read_metrics()
         self.stopping.save()
-        metrics.unread = metrics.meter.peek()
         with isolated_rng(self.device):
             evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, micro_batch=self.step)
         self.training_step.train_mode()
-        metrics.start_epoch(afresh=False)
+        self.training_metrics.start_epoch(afresh=False)
 
     @torch.no_grad()
     def evaluate_splits(self, loaders: SplitLoaders, stage: Stage, *, phase: str) -> list[Loss]:
@@ -843,22 +842,19 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         self.training_metrics.log_figure(name, self.optimizer_step, figure)
 
-    def _read_metrics(self) -> MetricTotals:
+    def _read_metrics(self) -> None:
         self._read_skipped()
-        reading = self.training_metrics.read()
-        self.avg_train_loss = self.training_metrics.so_far.loss
-        return reading
+        self.training_metrics.read()
+        self.avg_train_loss = self.training_metrics.of_epoch.loss
 
     # -- checkpoints --------------------------------------------------------------------------
 
     def _save_intra_epoch_ckpt(self) -> None:
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # only one rank's are saved
-        self._read_skipped()
-        self.training_metrics.unread = self.training_metrics.meter.peek()
+        self._read_metrics()
         with self.training_step.moving_average.swapped_in():
             super()._save_intra_epoch_ckpt()
-        self.training_metrics.unread = NO_TOTALS
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:

@@ -26,6 +26,7 @@ from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.metric import Metric
+from sbkit.logs.run_log import LOG_FILE, read_log
 from sbkit.run import export_and_test
 from sbkit.train.evaluation import Evaluator
 from sbkit.train.stopping import (
@@ -100,10 +101,14 @@ def validations_in(folder: Path) -> list[tuple[int, bool, float]]:
 def test_validation_within_an_epoch_changes_no_weight_also_of_an_interrupted_run(
     averages: dict[str, Any], interrupts: str, tmp_path: Path
 ) -> None:
-    """Before, at and after its step, and while it validates; the draws of the loader go on."""
-    weights = []
+    """Before, at and after its step, and while it validates; the draws of the loader go on.
+
+    The log has the same means, too, of two steps and of an epoch.
+    """
+    weights, losses = [], []
     for name, interrupt, interval in (("a", interrupts, 3), ("b", "", 3), ("c", "", 0)):
         settings = {"valid_interval_steps": interval, "average_checkpoints": 9, **averages}
+        settings |= {"output_folder": str(tmp_path / name / "run"), "log_every": 2}
         torch.manual_seed(5)
         brain, fit = interrupted_brain(tmp_path / name, interrupt, **settings)
         if interrupt:
@@ -112,8 +117,16 @@ def test_validation_within_an_epoch_changes_no_weight_also_of_an_interrupted_run
             brain, fit = interrupted_brain(tmp_path / name, "", **settings)
         fit()
         weights.append(brain.modules["model"].weight)
+        records = read_log(tmp_path / name / "run" / LOG_FILE)
+        means = [r["loss"] for r in records if r["kind"] == "step" or r["step"] % 4 == 0]
+        losses.append(means)
+        assert len(means) == 6 + 3
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[1], weights[2])
+    for means in losses[:2]:
+        assert means == pytest.approx(losses[2], rel=1e-15, abs=0)
+    for first, second, of_epoch in zip(*(losses[2][n::3] for n in range(3)), strict=True):
+        assert of_epoch == pytest.approx((first + second) / 2)
     steps = [(step, is_end) for step, is_end, _ in validations_in(tmp_path / "b")]
     assert steps == [(3, False), (4, True), (6, False), (8, True), (9, False), (12, True)]
     assert validations_in(tmp_path / "a") == validations_in(tmp_path / "b")
