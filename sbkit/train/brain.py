@@ -365,7 +365,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         show_progress: bool,
     ) -> None:
         stopping = self.stopping
-        stopping.time_limit.agree(self.optimizer_step)
+        stopping.time_limit.agree()
         trained_epoch: int | None = None
         for epoch in epoch_counter:
             if self._stops_early or (self.step == 0 and stopping.is_over(self.optimizer_step)):
@@ -1037,7 +1037,7 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
         values={name: value for name, value in values.items() if name not in LOSS_METRIC},
     )
     # Before the save: a run that this share ends is over by the seconds in its checkpoint, too.
-    brain.stopping.time_limit.agree(brain.optimizer_step)
+    brain.stopping.time_limit.agree()
     if brain.checkpointer is not None:
         position = {"epoch": epoch, "optimizer_step": brain.optimizer_step}
         seconds = {FIT_SECONDS: brain.stopping.time_limit.seconds}

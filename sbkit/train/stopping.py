@@ -73,12 +73,12 @@ class StopSignals:
 class TimeLimit:
     """The share of `max_minutes` that a run has spent on training and validation.
 
-    The clock is rank 0's. Between two questions to all ranks the share is extrapolated by steps, so
-    that all ranks have the same learning rate and end after the same step.
+    The clock is rank 0's. Between two questions to all ranks the share stays the same, so that all
+    ranks have the same learning rate and end after the same step.
 
     Attributes:
         spent: seconds of earlier starts, which a checkpoint has.
-        share: at the last question, or at a step since then; 0 without a limit.
+        share: at the last question; 0 without a limit.
     """
 
     def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,8 +86,6 @@ class TimeLimit:
         self.spent, self.share = 0.0, 0.0
         self._clock = clock
         self._started: float | None = None
-        self._last_question = (0, 0.0)  # its step and share
-        self._share_per_step = 0.0
 
     @property
     def seconds(self) -> float:
@@ -97,7 +95,7 @@ class TimeLimit:
     @property
     def is_over(self) -> bool:
         """Whether all ranks know that the time is over."""
-        return self._last_question[1] >= 1
+        return self.share >= 1
 
     def measure(self) -> float:
         """Return the share by this rank's clock."""
@@ -109,20 +107,9 @@ class TimeLimit:
     def stop(self) -> None:
         self.spent, self._started = self.seconds, None
 
-    def agree(self, step: int) -> None:
+    def agree(self) -> None:
         """Take rank 0's share, at the start or after a validation; every rank calls this."""
         self.share = gather_over_ranks(self.measure())[0]
-        self._last_question = (step, self.share)
-
-    def after_step(self, step: int, answer: float | None) -> None:
-        """Take the answer of rank 0 after a step, if it was asked, or extrapolate."""
-        last_step, last_share = self._last_question
-        if answer is None:
-            self.share = last_share + (step - last_step) * self._share_per_step
-            return
-        self._share_per_step = (answer - last_share) / max(1, step - last_step)
-        self._last_question = (step, answer)
-        self.share = answer
 
 
 class EpochSaver:
@@ -174,8 +161,7 @@ class EpochSaver:
             return
         self._unsaved_steps += 1
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
-        stops, saves, time_share = self._ask_ranks(saves=is_due, at_once=is_last)
-        self.time_limit.after_step(step, time_share)
+        stops, saves, self.time_limit.share = self._ask_ranks(saves=is_due, at_once=is_last)
         saves = saves or 0 < self._steps <= self._unsaved_steps
         if is_last:
             self._unsaved_steps, saves = 0, False
@@ -184,10 +170,10 @@ class EpochSaver:
         if stops:
             self.leave(step)
 
-    def _ask_ranks(self, *, saves: bool, at_once: bool) -> tuple[bool, bool, float | None]:
+    def _ask_ranks(self, *, saves: bool, at_once: bool) -> tuple[bool, bool, float]:
         """Return whether any rank stops, whether any saves, and rank 0's share of the time.
 
-        The share is None if the ranks were not asked. All call this after every step.
+        The share stays the same if the ranks are not asked. All call this after every step.
 
         at_once: ask now; equal on all ranks.
         """
@@ -196,7 +182,7 @@ class EpochSaver:
         if world_size() == 1:
             return answer
         if self._num_steps < self._next_question and not at_once:
-            return False, False, None
+            return False, False, self.time_limit.share
         last_step, asked_at = self._last_question
         now = time.monotonic()
         self._last_question = (self._num_steps, now)

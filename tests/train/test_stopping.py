@@ -32,6 +32,7 @@ from sbkit.train.evaluation import Evaluator
 from sbkit.train.stopping import (
     FIT_SECONDS,
     STALE_VALIDATIONS,
+    EpochSaver,
     StopSignals,
     TimeLimit,
     find_ends,
@@ -253,19 +254,23 @@ def test_max_minutes_end_a_run_within_an_epoch_and_go_on_with_more(tmp_path: Pat
     assert shares == pytest.approx([2 / 3, 3 / 4, 5 / 6, 11 / 12])
 
 
-def test_ranks_follow_the_clock_of_the_first(tmp_path: Path) -> None:
-    """Between two questions the share is extrapolated, with other clocks on every rank."""
-    shares: list[list[float]] = []
-    for pace in (1.0, 3.0):  # seconds a step by the clock of this rank
-        seconds = [0.0]
-        limit = TimeLimit(1, clock=lambda now=seconds: now[0])
-        limit.start()
-        shares.append([])
-        for step in range(1, 9):
-            seconds[0] += pace
-            limit.after_step(step, step / 60 if step in (1, 2, 6) else None)
-            shares[-1].append(limit.share)
-    assert shares[0] == shares[1] == pytest.approx([step / 60 for step in range(1, 9)])
+def test_ranks_follow_the_clock_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two questions, and until the limit is over for all, the share stays the same."""
+    first_share = 0.0
+    monkeypatch.setattr("sbkit.train.stopping.world_size", lambda: 2)
+    monkeypatch.setattr(
+        "sbkit.train.stopping.gather_over_ranks",
+        lambda _: [(False, False, first_share, 1e-3)] * 2,  # the last is seconds a step
+    )
+    limit = TimeLimit(1, clock=lambda: 999.0)  # this rank's
+    saver = EpochSaver(None, minutes=0, steps=0, max_steps=None, time_limit=limit)
+    shares = []
+    for step in range(1, 61):
+        first_share = step / 58
+        saver.after_micro_batch(step, ends_step=True, is_last=step == 60)
+        shares.append(limit.share * 58)
+        assert limit.is_over is (step == 60)
+    assert shares == pytest.approx([1] * 25 + [26] * 25 + [51] * 9 + [60])
 
 
 @pytest.mark.slow
