@@ -20,15 +20,15 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result.
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(6, "de15a37c6b1051b7"),
+    "corpus": CodeVersion(6, "9e13be49ce3538cf"),
     "releases": CodeVersion(1, "8321af0cf2d48046"),
-    "text": CodeVersion(10, "9af09d89a1362142"),
-    "token_counts": CodeVersion(1, "88c9f625f315e21e"),
+    "text": CodeVersion(10, "98a7d864a099bc64"),
+    "token_counts": CodeVersion(1, "960bc208151bb216"),
     "labels": CodeVersion(1, "707d0770a1e74ba2"),
     "language_models": CodeVersion(1, "fd2ebab8e77b0055"),
     "symbols": CodeVersion(3, "d473a0712826a1d4"),
     "pitch": CodeVersion(1, "7f3da11fe1bf11e6"),
-    "speech": CodeVersion(2, "e221d67f3c0d16d1"),
+    "speech": CodeVersion(2, "d25dc7e1c7f03836"),
     "data_report": CodeVersion(4, "a8b3e640a23d25db"),
 }
 # Patterns, relative to the folder that contains sbkit and recipes. "corpus" covers everything that

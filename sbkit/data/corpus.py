@@ -87,7 +87,7 @@ class Corpus:
         """Return the ``name`` and the ``license`` if they are known."""
         return {}
 
-    # What all corpora have in common
+    # ---- what all corpora have in common
 
     def roles(self) -> dict[str, tuple[str, ...]]:
         """Return the splits of each role: the key ``splits``, else the corpus's own."""
@@ -139,7 +139,7 @@ class Corpus:
         return user_digests(type(self).__module__)
 
 
-# Choosing a corpus
+# ---- choosing a corpus
 
 
 def corpora() -> dict[str, type[Corpus]]:
@@ -217,7 +217,7 @@ def _class_in(module: ModuleType) -> type[Corpus]:
     return classes[0]
 
 
-# Several data folders
+# ---- several data folders
 
 
 class JoinedCorpora(Corpus):
@@ -278,7 +278,7 @@ class JoinedCorpora(Corpus):
         return {n: s for corpus in self.corpora.values() for n, s in corpus.sources().items()}
 
 
-# Splits
+# ---- splits
 
 
 @concerning("splits")
@@ -337,7 +337,7 @@ def to_names(value: Any) -> list[str]:
     return [str(name) for name in names]
 
 
-# Speakers
+# ---- speakers
 
 
 @concerning("split_shares")

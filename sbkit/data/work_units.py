@@ -67,7 +67,7 @@ def short_digest(content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
 
 
-# Planning
+# ---- planning
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def plan_units(
             yield replace(template, split=split, clips=clips).to_unit(out)
 
 
-# Writing
+# ---- writing
 
 
 def write(unit: Unit) -> Unit:
@@ -256,7 +256,7 @@ def exclusion_reason(error: AudioError) -> str:
     return BEYOND_END if error.reason == BEYOND_END else UNREADABLE_AUDIO
 
 
-# Existing shards and files
+# ---- existing shards and files
 
 
 def list_shards(storage: Storage, prefix: str = "") -> dict[str, list[str]]:

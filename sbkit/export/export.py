@@ -226,7 +226,7 @@ def replace_weights(folder: Path, file: Path) -> None:
     logger.info(f"note: no decoder is fitted to {file}, so the bundle decodes greedily.")
 
 
-# The folder that `--out` names
+# ---- the folder that `--out` names
 
 
 def require_new(out: Path, *, model: Path) -> None:
@@ -284,7 +284,7 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
                     path.rename(out / path.name)
 
 
-# The files of a bundle
+# ---- the files of a bundle
 
 
 def collect_files(
@@ -424,7 +424,7 @@ def require_no_recipes(task: Task) -> None:
             )
 
 
-# User modules: a bundle has their code, and the versions of the packages that they import
+# ---- user modules: a bundle has their code, and the versions of the packages that they import
 
 
 @cache

@@ -50,7 +50,7 @@ OPSET = 18  # 17 gives an invalid model
 
 Proto = Any  # a message of the package onnx, which makes its classes at run time
 
-# Recognizers and voice activity detectors
+# ---- recognizers and voice activity detectors
 
 
 def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
@@ -195,7 +195,7 @@ def _strip(model: Proto) -> None:
         proto.ClearField("doc_string")
 
 
-# The chunk graph of a streaming model: its state is among the inputs and outputs
+# ---- the chunk graph of a streaming model: its state is among the inputs and outputs
 
 
 class ChunkModel(nn.Module):
@@ -264,7 +264,7 @@ def _run_in_chunks(
     return BatchLogProbs(np.concatenate(log_probs, 1), frames)
 
 
-# The graphs of a Whisper's decoder: its state is among the inputs and outputs
+# ---- the graphs of a Whisper's decoder: its state is among the inputs and outputs
 
 
 class DecoderFrames(NetworkModule):
@@ -354,7 +354,7 @@ def _trained_decoder_log_probs(
     return pad_frames([*network.decoder_log_probs(tokens, states, frames).numpy()])
 
 
-# The graphs of tasks other than recognition, such as a codec
+# ---- the graphs of tasks other than recognition, such as a codec
 
 
 class MethodModule(NetworkModule):

@@ -297,7 +297,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """The epoch and the optimizer step; zeros until the last checkpoint is loaded."""
         return self.hparams.epoch_counter.current, self.optimizer_step
 
-    # -- the run ------------------------------------------------------------------------------
+    # ---- the run
 
     def fit(
         self,
@@ -481,7 +481,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 if compute_error is not None:
                     logger.info(str(averaged))
 
-    # -- an epoch -----------------------------------------------------------------------------
+    # ---- an epoch
 
     def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
         self.evaluator.is_current = False
@@ -570,7 +570,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         marked = mark_last(batches, count=length_of(train_set), done=self.step)
         return self.training_metrics.meter.timed(marked)
 
-    # -- a step -------------------------------------------------------------------------------
+    # ---- a step
 
     def fit_batch(self, batch: Any) -> Objective:
         """Add one micro-batch's gradient, and step when the global batch is complete.
@@ -628,7 +628,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def to_device(self, batch: Any) -> Any:
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
-    # -- optimizers and their rate --------------------------------------------------------------
+    # ---- optimizers and their rate
 
     def init_optimizers(self) -> None:
         """Make the optimizers that the YAML declares: one by `opt_class`, or several."""
@@ -668,7 +668,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if self.compile:
             compile_blocks(self.modules.values())
 
-    # -- several processes --------------------------------------------------------------------
+    # ---- several processes
 
     def _wrap_distributed(self) -> None:
         """Wrap each module for a recipe with its own `fit_batch`; others share the whole step."""
@@ -682,7 +682,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         context: AbstractContextManager[None] = super().no_sync(use)
         return context
 
-    # -- evaluation ---------------------------------------------------------------------------
+    # ---- evaluation
 
     def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
         """Return a result for every utterance of an evaluated batch, as plain data.
@@ -811,7 +811,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         batches = self.watched(self.loaders.for_statistics, "measure")
         measure_normalization(norms, compute, batches, self.device)
 
-    # -- after a stage ------------------------------------------------------------------------
+    # ---- after a stage
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         """Log the metrics of a validation and save the epoch, or log those of a test."""
@@ -824,7 +824,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         elif stage is Stage.VALID:
             end_validation(self, stage_loss, epoch or 0)
 
-    # -- logs ---------------------------------------------------------------------------------
+    # ---- logs
 
     def log(self, name: str, total: Amount, count: Amount = 1) -> None:
         """Log a mean by name, from any hook of a step; the host does not wait for the device.
@@ -847,7 +847,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.training_metrics.read()
         self.avg_train_loss = self.training_metrics.of_epoch.loss
 
-    # -- checkpoints --------------------------------------------------------------------------
+    # ---- checkpoints
 
     def _save_intra_epoch_ckpt(self) -> None:
         self.watchdog.ping("checkpoint", self.optimizer_step)

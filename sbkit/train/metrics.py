@@ -318,7 +318,7 @@ class TrainingMetrics:
             if self._log is not None:
                 self._log.write(figures)
 
-    # -- with the run's checkpoints -----------------------------------------------------------
+    # ---- with the run's checkpoints
 
     def state(self) -> dict[str, Any]:
         totals = {name: vars(getattr(self, name)) for name in SAVED_TOTALS}
