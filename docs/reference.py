@@ -334,7 +334,7 @@ def api() -> str:
         f"# Python API{NOTE}The public names: `from sbkit import Run`. A name links to its source, "
     )
     text += "whose docstring has the\nshapes, units and errors.\n"
-    rows = [_api_row(getattr(sbkit, name), name, module) for name, module in PUBLIC.items()]
+    rows = [_api_row(getattr(sbkit, name), name, module) for name, module in sorted(PUBLIC.items())]
     return text + table("sbkit", ("name", "what it does"), rows)
 
 

@@ -4,9 +4,11 @@ The public names are imported when they are first asked for, so that the command
 and a server that only runs bundles needs no torch. Other names have the file that defines them.
 """
 
+import ast
 import warnings
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbkit.base.user_folders import prepare_user
@@ -41,34 +43,12 @@ if TYPE_CHECKING:
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
 
-PUBLIC = {
-    "AsrModel": "sbkit.tasks.asr.model",
-    "Batch": "sbkit.data.batch",
-    "Brain": "sbkit.train.brain",
-    "BundleError": "sbkit.base.errors",
-    "Clip": "sbkit.data.manifest",
-    "Codec": "sbkit.tasks.codec.predict",
-    "ConfigError": "sbkit.base.errors",
-    "Corpus": "sbkit.data.corpus",
-    "DataError": "sbkit.base.errors",
-    "DeviceError": "sbkit.base.errors",
-    "Loss": "sbkit.models.loss",
-    "Manifest": "sbkit.data.manifest",
-    "Metric": "sbkit.logs.metric",
-    "Only": "sbkit.config.document",
-    "Recipe": "sbkit.train.recipe",
-    "Run": "sbkit.run.run",
-    "SbkitError": "sbkit.base.errors",
-    "Session": "sbkit.tasks.asr.session",
-    "SpeechRules": "sbkit.tasks.vad.predict",
-    "StreamingRecognizer": "sbkit.tasks.asr.session",
-    "Synthesizer": "sbkit.tasks.tts.predict",
-    "Task": "sbkit.bundle.task",
-    "Transcriber": "sbkit.tasks.asr.predict",
-    "VoiceDetector": "sbkit.tasks.vad.predict",
-    "advance_batch": "sbkit.tasks.asr.session",
-    "load_bundle": "sbkit.runtime.runtimes",
-    "load_hparams": "sbkit.config.hparams",
+PUBLIC = {  # the file that defines each name, by the imports above, which only type checkers do
+    alias.name: str(node.module)
+    for node in ast.walk(ast.parse(Path(__file__).read_text("utf-8")))
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+    if alias.asname and not alias.name.startswith("_")
 }
 
 

@@ -518,7 +518,7 @@ def test_every_yaml_takes_a_step(
     brain = make_brain(replace(setup, hparams=changed), optimizer_step_limit=1)
     brain.fit(hparams["epoch_counter"], setup.loaders.train)
     assert brain.optimizer_step == 1
-    assert 0 < brain.training_metrics.so_far.loss < 1000
+    assert 0 < brain.training_metrics.of_epoch.loss < 1000
     after = list(hparams["model"].parameters())
     assert all(value.isfinite().all() for value in after)
     pairs = zip(before, after, strict=True)

@@ -87,7 +87,7 @@ def explain_torchaudio(error: Exception) -> str:
     )
 
 
-# -- the user's modules ----------------------------------------------------------------------------
+# ---- the user's modules
 
 _code: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # the code that each module runs
 _yaml_folders: list[str] = []  # entries of sys.path added for YAMLs, the latest first
@@ -276,7 +276,7 @@ def _functions_of(owner: ModuleType | type, qualname: str = "") -> Iterator[Code
             yield from _functions_of(value, value.__qualname__)
 
 
-# -- `--import` ------------------------------------------------------------------------------------
+# ---- `--import`
 
 
 def import_user_modules(

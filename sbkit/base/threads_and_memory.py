@@ -39,7 +39,7 @@ from pathlib import Path
 from sbkit.base.machine import allowed_cores, usable_cores
 from sbkit.base.messages import note_once
 
-# OpenMP's threads
+# ---- OpenMP's threads
 
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
 CHECK_SECONDS = 0.25
@@ -173,7 +173,7 @@ def _hold_team(library: ctypes.CDLL, end: threading.Event, ready: threading.Even
     end.wait()
 
 
-# glibc's allocator
+# ---- glibc's allocator
 
 # Options of mallopt(3) and madvise(2); sizes are in bytes.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8

@@ -137,7 +137,7 @@ class Bundle(BundleContents):
         """Return the network's predictions for clips, which `to_samples` converts, in one batch."""
         return self.model.predict([*map(to_samples, clips)])
 
-    # Recognition
+    # ---- recognition
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
         """Transcribe clips at the bundle's rate, in one batch; `to_samples` converts them."""
@@ -255,7 +255,7 @@ class Bundle(BundleContents):
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return DecoderPool(ClipDecoder(decoder, aligner), processes=processes)
 
-    # Decoder and hotwords
+    # ---- decoder and hotwords
 
     def with_decoder(self, name: str | None) -> Self:
         """Return the bundle with the decoder of this name; None keeps the present decoder."""
@@ -307,7 +307,7 @@ class Bundle(BundleContents):
         """Normalize phrases; return the phrases that tokens can spell, and the other ones."""
         return normalize_hotwords(phrases, normalize=self.normalizer(), tokenizer=self.tokenizer)
 
-    # Text
+    # ---- text
 
     def normalizer(self) -> Callable[[str], str]:
         """Return the function that normalized the training transcripts."""

@@ -103,7 +103,7 @@ class Task:
         """The dotted path of the class that bundles store."""
         return dotted_path(type(self))
 
-    # -- the model ------------------------------------------------------------------------------
+    # ---- the model
 
     def model_class(self) -> Any:
         """Return the class of the trained model, which a bundle is rebuilt as.
@@ -133,7 +133,7 @@ class Task:
         """Return the keyword arguments that the model's class takes from the labels, if any."""
         return {}
 
-    # -- predictions ----------------------------------------------------------------------------
+    # ---- predictions
 
     def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Any]:
         """Return the prediction of an open `Bundle` for each clip; a `RecognizedClip` for text."""
@@ -170,7 +170,7 @@ class Task:
                 "not: its `decodes_frames` is False."
             )
 
-    # -- scores ---------------------------------------------------------------------------------
+    # ---- scores
 
     def measure(self, results: Sequence[Result]) -> Mapping[str, float]:
         """Return the value of each metric over one or more results."""
@@ -193,7 +193,7 @@ class Task:
     ) -> Figures | None:
         """Write files about a test set into a folder; return more figures, if there are any."""
 
-    # -- commands -------------------------------------------------------------------------------
+    # ---- commands
 
     def commands(self) -> Mapping[str, Callable[[Namespace], int | None]]:
         """Return the functions that `sbkit run BUNDLE NAME ...` calls, by name.

@@ -221,7 +221,7 @@ def small_batch(setup: PreparedRun) -> object:
     return setup.loaders.train.collate_fn(short_rows(setup))
 
 
-# -- do the parts fit, and are they saved? ---------------------------------------------------------
+# ---- do the parts fit, and are they saved?
 
 
 def check_shapes(run: CheckedRun) -> Iterator[Finding]:
@@ -259,7 +259,7 @@ def check_state(run: CheckedRun) -> Iterator[Finding]:
         )
 
 
-# -- does everything learn? ------------------------------------------------------------------------
+# ---- does everything learn?
 
 
 def check_unused(run: CheckedRun) -> Iterator[Finding]:
@@ -391,7 +391,7 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     dry_run.zero = {id(parameters[name]) for name in is_zero if is_zero[name]}  # for `check_unused`
 
 
-# -- what does an output depend on? ----------------------------------------------------------------
+# ---- what does an output depend on?
 
 
 def check_padding(run: CheckedRun) -> Iterator[Finding]:

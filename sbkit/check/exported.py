@@ -100,7 +100,7 @@ def _try_task(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
         )
 
 
-# -- does the bundle compute what the Brain validates? ---------------------------------------------
+# ---- does the bundle compute what the Brain validates?
 
 
 def _compare(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:

@@ -144,7 +144,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         if isinstance(obj, Optimizer):
             add_declared(obj)
 
-    # -- saving -------------------------------------------------------------------------------
+    # ---- saving
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -206,7 +206,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """
         super().save_and_keep_only(*arguments, importance_keys=[*importance_keys], **options)
 
-    # -- recovering ---------------------------------------------------------------------------
+    # ---- recovering
 
     def recover_if_possible(self, **keys: Any) -> Checkpoint | None:
         """Load the first undamaged checkpoint in the requested order; log the damaged ones."""
@@ -322,7 +322,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             for checkpoint in self.find_whole(1):
                 check_weights(self, checkpoint)
 
-    # -- called by SpeechBrain's methods -------------------------------------------------------
+    # ---- called by SpeechBrain's methods
 
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
         """Load every recoverable; optimizers then get their declared hyperparameters again."""

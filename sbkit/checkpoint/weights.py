@@ -26,7 +26,7 @@ from sbkit.base.messages import listed, plural
 
 CHECKPOINT_CONTENT = "hold what training saved"  # "FILE must ...", in errors about checkpoints
 
-# -- reading and averaging --------------------------------------------------------------------
+# ---- reading and averaging
 
 
 def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
@@ -89,7 +89,7 @@ def average_files(files: Sequence[Path], read: Callable[[Path], dict[str, Any]])
     return mean | {key: (mean[key] / len(files)).to(dtypes[key]) for key in dtypes}
 
 
-# -- checking against the model ---------------------------------------------------------------
+# ---- checking against the model
 
 
 def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
@@ -158,7 +158,7 @@ def check_finite(
             )
 
 
-# -- the size of a bundle's model -------------------------------------------------------------
+# ---- the size of a bundle's model
 
 MAX_UNSAVED_PARAMETERS = 1 << 24  # allowed for parts whose weights are not in the file
 
@@ -190,7 +190,7 @@ def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[ob
     return register_module_parameter_registration_hook(spend)
 
 
-# -- the state of optimizers ------------------------------------------------------------------
+# ---- the state of optimizers
 
 DECLARED_KEY = "declared"  # in an optimizer's group: its hyperparameters as the YAML declares them
 
@@ -224,7 +224,7 @@ def restore_declared(
         group[DECLARED_KEY] = declared
 
 
-# -- names of tensors by part -----------------------------------------------------------------
+# ---- names of tensors by part
 #
 # A checkpoint of a torch.nn.ModuleList numbers its modules. Another YAML may list other parts, or
 # list them in another order, so a tensor is named after the YAML key of its part:

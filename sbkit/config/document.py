@@ -71,7 +71,7 @@ class Only(dict[str, Any]):
         return f"Only({super().__repr__()})"
 
 
-# -- keys and nodes --------------------------------------------------------------------------------
+# ---- keys and nodes
 
 
 def dotted(keys: Keys) -> str:
@@ -193,7 +193,7 @@ def remove_tuple_rule() -> None:
     rules[:] = [rule for rule in rules if rule[1] != "!tuple"]
 
 
-# -- a file with its base and its includes ---------------------------------------------------------
+# ---- a file with its base and its includes
 
 
 @dataclass(frozen=True)
@@ -408,7 +408,7 @@ def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, 
     document.texts.update(inner.texts)
 
 
-# -- references ------------------------------------------------------------------------------------
+# ---- references
 
 
 def resolve_references(document: Document, *, needs_values: bool = True) -> CommentedMap:

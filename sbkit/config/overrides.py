@@ -59,7 +59,7 @@ Trains the model that FILE.yaml declares. Every key of the file can be overridde
 `sbkit check FILE.yaml [--key=value ...]` checks a run without starting it."""
 
 
-# -- reading arguments -----------------------------------------------------------------------------
+# ---- reading arguments
 
 
 def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
@@ -202,7 +202,7 @@ def _read_value(argument: str, path: str, text: str) -> object:
     return value if isinstance(value, int) and str(value) == text else text
 
 
-# -- replacing values ------------------------------------------------------------------------------
+# ---- replacing values
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:

@@ -121,7 +121,7 @@ def add_partition(table: Table, partition: Mapping[str, str]) -> Table:
     return replace(table, rows=rows)
 
 
-# Tars of WebDataset
+# ---- tars of WebDataset
 
 
 class _CheckedMember(tarfile.TarInfo):
@@ -195,7 +195,7 @@ def _to_row(
     return {**row, PATH_COLUMN: f"{key}.{suffixes[0]}"}
 
 
-# Parquet and Arrow
+# ---- Parquet and Arrow
 
 
 def _read_arrow(

@@ -113,7 +113,7 @@ class TextBatch(Batch):
         return [{**row, "text": text} for row, text in pairs]
 
 
-# From rows to batches
+# ---- from rows to batches
 
 
 class UtteranceDataset(Dataset[Row]):
@@ -241,7 +241,7 @@ def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> tuple[Spee
     return tuple(groups)
 
 
-# Loaders
+# ---- loaders
 
 
 @dataclass(frozen=True)

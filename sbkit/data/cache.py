@@ -36,7 +36,7 @@ FORMER_NAME = re.compile(r"\..*|.*-[0-9a-f]{8,16}(\.\w+)?")  # matches every fil
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 COPY_BYTES = 1 << 20
 
-# Archives
+# ---- archives
 
 
 def is_archive(path: Path) -> bool:
@@ -119,7 +119,7 @@ def _innermost(folder: Path) -> Path:
     return _innermost(entries[0]) if is_wrapper else folder
 
 
-# Listing and pruning
+# ---- listing and pruning
 
 
 class CacheEntry(NamedTuple):

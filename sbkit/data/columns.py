@@ -81,7 +81,7 @@ def find_split_column(columns: Sequence[str], read: Callable[[str], Iterable[str
     return None
 
 
-# Parts of files
+# ---- parts of files
 
 
 class SpanColumns(NamedTuple):

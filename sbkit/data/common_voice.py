@@ -37,7 +37,7 @@ SPONTANEOUS_TABLE = "ss-corpus-{}.tsv"
 AUDIO_FOLDER = "audios"
 UNASSIGNED = "unassigned"  # the split of rows whose transcription is not validated
 
-# Scripted Speech
+# ---- Scripted Speech
 
 Durations = tuple[Counts, pa.ChunkedArray]  # sorted hashes of paths, and milliseconds
 
@@ -116,7 +116,7 @@ def _read_durations(release: Path) -> Durations | None:
     return hashes[order], columns[1].take(pa.array(order))
 
 
-# Spontaneous Speech
+# ---- Spontaneous Speech
 
 
 def read_spontaneous(file: Path, split: str | None, options: TableOptions) -> Manifest:

@@ -90,7 +90,7 @@ class Corpus:
     def require_fetched(self) -> None:
         """Raise DataError if reading would download anything."""
 
-    # What all corpora have in common
+    # ---- what all corpora have in common
 
     def roles(self) -> dict[str, tuple[str, ...]]:
         """Return the splits of each role: the key ``splits``, else the corpus's own."""
@@ -142,7 +142,7 @@ class Corpus:
         return user_digests(type(self).__module__)
 
 
-# Choosing a corpus
+# ---- choosing a corpus
 
 
 def corpora() -> dict[str, type[Corpus]]:
@@ -220,7 +220,7 @@ def _class_in(module: ModuleType) -> type[Corpus]:
     return classes[0]
 
 
-# Several data folders
+# ---- several data folders
 
 
 class JoinedCorpora(Corpus):
@@ -285,7 +285,7 @@ class JoinedCorpora(Corpus):
         return {n: s for corpus in self.corpora.values() for n, s in corpus.sources().items()}
 
 
-# Splits
+# ---- splits
 
 
 @concerning("splits")
@@ -344,7 +344,7 @@ def to_names(value: Any) -> list[str]:
     return [str(name) for name in names]
 
 
-# Speakers
+# ---- speakers
 
 
 @concerning("split_shares")

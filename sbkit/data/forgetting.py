@@ -77,7 +77,7 @@ NO_BYTES, NO_TEXTS = pa.array([], pa.large_binary()), pa.array([], pa.string())
 Keep = Callable[[ShardTable], pa.ChunkedArray]  # whether each clip of a shard is kept
 
 
-# Rows and shards
+# ---- rows and shards
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def _describe(action: str, eraser: _Eraser, place: str) -> str:
     return printable(f"{action} {plural(eraser.counts[place], 'clip')}, and their rows, in {place}")
 
 
-# What no table lists any more
+# ---- what no table lists any more
 
 
 @dataclass
@@ -439,7 +439,7 @@ def _add_tables(rows: _Rows, listing: _Listing, *, is_newest: bool) -> bool:
     return bool(is_readable) and state is not None and not is_same
 
 
-# What the user names
+# ---- what the user names
 
 
 @dataclass
@@ -600,7 +600,7 @@ def _names(excluded: Mapping[str, str], named: _Named) -> bool:
     return excluded["id"] in named.ids or any(path in excluded["detail"] for path in paths)
 
 
-# What runs hold
+# ---- what runs hold
 
 
 def _print_traces(named: _Named, folders: Sequence[Path]) -> None:

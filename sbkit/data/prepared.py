@@ -169,7 +169,7 @@ class CorpusRecord:
                 )
 
 
-# At a place of the user's choice, by any number of processes
+# ---- at a place of the user's choice, by any number of processes
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def _write_rows(
         storage.write(record_file, to_json(asdict(record)).encode(**ENCODING))
 
 
-# In the cache, for a run
+# ---- in the cache, for a run
 
 
 def prepare(

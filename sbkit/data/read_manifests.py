@@ -240,7 +240,7 @@ def _require_untarred(
     )
 
 
-# Rows in memory, cached as parquet
+# ---- rows in memory, cached as parquet
 
 
 def store_rows(rows: Any) -> Path:

@@ -84,7 +84,7 @@ class PreparedSplit:
     filtered: Mapping[str, int] = field(default_factory=dict)
 
 
-# Blocks of rows
+# ---- blocks of rows
 
 
 def read_row_blocks(corpus: Corpus, *, as_stream: bool = False) -> RowBlocks:
@@ -118,7 +118,7 @@ def manifests_of(row_blocks: RowBlocks) -> Iterator[Manifest]:
             yield item
 
 
-# Clips in shards
+# ---- clips in shards
 
 
 class Shards:
@@ -266,7 +266,7 @@ def _add_locations(
     return replace(stored_manifest, rows=rows, excluded=(*manifest.excluded, *excluded))
 
 
-# Writing
+# ---- writing
 
 
 @dataclass(frozen=True)
@@ -492,7 +492,7 @@ def _rename_repeated(ids: pa.ChunkedArray, seen: set[str], first_row: int) -> pa
     return pa.chunked_array([pa.array(names, pa.string())])
 
 
-# Lazy audio
+# ---- lazy audio
 
 
 @concerning("audio_store")

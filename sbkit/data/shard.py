@@ -92,7 +92,7 @@ Row = Mapping[str, Any]
 AudioLocation = Mapping[str, Any]  # a value of AUDIO_TYPE
 
 
-# Reading
+# ---- reading
 
 
 def read_rows(
@@ -205,7 +205,7 @@ def _decode(content: bytes, location: AudioLocation) -> Samples | DataError:
     return samples
 
 
-# Writing
+# ---- writing
 
 
 class FileStamp(NamedTuple):

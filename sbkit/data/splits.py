@@ -79,7 +79,7 @@ class Splits:
         return {**self.valid, **self.test}
 
 
-# Preparation
+# ---- preparation
 
 
 def cached_column(
@@ -205,7 +205,7 @@ def select_by_length(
     return select_rows(train, ~is_outside), out_of_range
 
 
-# Columns of a prepared split
+# ---- columns of a prepared split
 
 
 def select_rows(split: datasets.Dataset, mask: Bools) -> datasets.Dataset:
@@ -280,7 +280,7 @@ def spread_rows(count: int, max_rows: int) -> list[int]:
     return [index * count // num_rows for index in range(num_rows)]
 
 
-# Transcripts
+# ---- transcripts
 
 
 @runtime_checkable

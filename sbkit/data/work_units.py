@@ -62,7 +62,7 @@ def short_digest(content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
 
 
-# Planning
+# ---- planning
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def plan_units(
             yield replace(template, split=split, clips=clips).to_unit(out)
 
 
-# Writing
+# ---- writing
 
 
 def write(unit: Unit) -> Unit:
@@ -235,7 +235,7 @@ def _add_rows(manifest: Manifest, contents: Sequence[bytes], writer: ShardWriter
     return [manifest.rows.select(names), pa.table({"id": excluded_ids})]
 
 
-# Existing shards and files
+# ---- existing shards and files
 
 
 def list_shards(storage: Storage, prefix: str = "") -> dict[str, list[str]]:

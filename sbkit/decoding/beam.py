@@ -119,7 +119,7 @@ class BeamDecoder:
         used += ["token", "token_bonus"] if models.tokens is not None else []
         return used + (["attention"] if self.attention_rescoring else [])
 
-    # -- copies with changes
+    # ---- copies with changes
 
     def copy_with(self, **changes: Any) -> Self:
         """Return a decoder with changed arguments, which builds its own searches."""
@@ -150,7 +150,7 @@ class BeamDecoder:
         decoder._unbiased_search = self._unbiased_search
         return decoder
 
-    # -- the searches, built when they are needed
+    # ---- the searches, built when they are needed
 
     @cached_property
     def _unbiased_search(self) -> PrefixBeamSearch:
@@ -206,7 +206,7 @@ class BeamDecoder:
             )
         return scorers
 
-    # -- decoding
+    # ---- decoding
 
     def nbest(
         self, log_probs: LogProbs, attention: AttentionScorer | None = None

@@ -245,7 +245,7 @@ def remove_decoder(folder: Path, **changes: object) -> None:
     _write_decoder(folder, FittedDecoder(None, None, {}, ()), None, **changes)
 
 
-# The folder that `--out` names
+# ---- the folder that `--out` names
 
 
 def require_new(out: Path, *, model: Path) -> None:
@@ -303,7 +303,7 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
                     path.rename(out / path.name)
 
 
-# The files of a bundle
+# ---- the files of a bundle
 
 
 def collect_files(
@@ -443,7 +443,7 @@ def require_no_recipes(task: Task) -> None:
             )
 
 
-# User modules: a bundle has their code, and the versions of the packages that they import
+# ---- user modules: a bundle has their code, and the versions of the packages that they import
 
 
 @cache

@@ -26,7 +26,6 @@ from sbkit.base.files import to_json
 from sbkit.base.versions import versions
 from sbkit.bundle.task import Task
 from sbkit.export.format_table import FORMATS
-from sbkit.export.onnx_format import WrittenGraph, write_graphs
 from sbkit.export.parity import Candidate, TestSets, compare_candidates
 from sbkit.export.trace import quiet_exporters
 from sbkit.runtime.score_sets import prepare_test_sets
@@ -84,32 +83,26 @@ def write_formats(
 
     user_modules: as for `prepare_test_sets`.
     """
-    task = bundle.task
-    require_formats(names, task)
+    require_formats(names, bundle.task)
     try:
         test_sets: TestSets | str = prepare_test_sets(run, user_modules=user_modules).test
     except SbkitError as error:
         logger.warning(f"note: the formats are compared on noise only. {error}")
         test_sets = "the data of the run could not be read where it was exported"
     candidates: dict[str, Sequence[Candidate]] = {}
-    graphs: dict[str, Sequence[WrittenGraph]] = {}
     reports: dict[str, dict[str, ParityReport]] = {}
     for name in names:
         logger.info(f"writing {name}")
         (folder / name).mkdir()
         try:
             with quiet_exporters():
-                if task.graphs:
-                    graphs[name] = write_graphs(bundle, folder / name, test_sets)
-                    reports[name] = {graph.name: graph.report() for graph in graphs[name]}
-                else:
-                    candidates[name] = FORMATS[name].write(bundle, folder / name)
+                candidates[name] = FORMATS[name].write(bundle, folder / name)
         except SbkitError as error:
             reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
     if candidates:
         reports |= compare_candidates(bundle, candidates, test_sets)
     for name, by_candidate in reports.items():
-        written: Sequence[Candidate | WrittenGraph] = candidates.get(name) or graphs.get(name, ())
+        written = candidates.get(name, ())
         rejected = [item for item in written if not by_candidate[item.name]["written"]]
         if len(rejected) == len(written):
             shutil.rmtree(folder / name)

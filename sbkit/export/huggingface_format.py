@@ -91,7 +91,7 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         Candidate(
             name=type(model).__name__,
             files=(CONFIG, WEIGHTS, PREPROCESSOR, *tokenizer_files, *code_files),
-            log_probs=partial(_log_probs, pipeline, network.encoder.subsampling),
+            run=partial(_log_probs, pipeline, network.encoder.subsampling),
             tail_samples=network.tail_samples,
             transcribe=partial(_transcribe, pipeline),
         )

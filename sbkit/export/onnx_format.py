@@ -5,7 +5,7 @@ Legend: B utterances or sessions, S samples, U frames, V vocabulary.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,11 @@ from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import WEIGHTS_FILE
+from sbkit.bundle.task import Graph
 from sbkit.export.parity import (
-    MAX_INTEGER_MISMATCH_SHARE,
-    MAX_OUTPUT_DIFFERENCE,
     PARITY_TEXT,
     Candidate,
-    TestSets,
-    cases,
-    describe_failure,
     greedy_texts,
-    largest_difference,
     noise_case,
     pad_frames,
 )
@@ -49,20 +44,23 @@ from sbkit.runtime.onnx_model import (
     OnnxModel,
     OnnxStreamingModel,
 )
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchBundle, TorchModel
 
 OPSET = 18  # 17 gives an invalid model
 
 Proto = Any  # a message of the package onnx, which makes its classes at run time
 
-# Recognizers and voice activity detectors
+# ---- recognizers and voice activity detectors
 
 
 def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write ``model.onnx`` and ``model.int8.onnx``, and the chunk graph of a streaming model.
 
     A voice activity detector has only a chunk graph, for one frame: the exporter unrolls its GRU.
+    A task with graphs has a file for each of them instead.
     """
+    if bundle.task.graphs:
+        return [*_write_graphs(bundle, folder)]
     rate = bundle.config.sample_rate
     metadata = {
         "sample_rate": rate,
@@ -83,11 +81,9 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         model = make_onnx(program, ["audio", "audio_lengths"], outputs)
         for precision, file in MODEL_FILES.items():
             WRITERS[precision](model, folder / file, metadata)
-            log_probs = OnnxModel((folder / file).read_bytes()).log_probs
+            run = OnnxModel((folder / file).read_bytes()).log_probs
             is_exact = precision == "fp32"
-            candidates.append(
-                Candidate(name=precision, files=(file,), is_exact=is_exact, log_probs=log_probs)
-            )
+            candidates.append(Candidate(name=precision, files=(file,), is_exact=is_exact, run=run))
         if has_decoder:
             candidates += _write_decoder(bundle, folder, metadata)
     if bundle.model.chunks is not None:
@@ -199,7 +195,7 @@ def _strip(model: Proto) -> None:
         proto.ClearField("doc_string")
 
 
-# The chunk graph of a streaming model: its state is among the inputs and outputs
+# ---- the chunk graph of a streaming model: its state is among the inputs and outputs
 
 
 class ChunkModel(nn.Module):
@@ -246,7 +242,7 @@ def _write_chunk_graph(
             name=f"streaming, {precision}",
             files=(files[precision],),
             is_exact=precision == "fp32",
-            log_probs=partial(_run_in_chunks, onnx_model, tail),
+            run=partial(_run_in_chunks, onnx_model, tail),
         )
 
 
@@ -268,7 +264,7 @@ def _run_in_chunks(
     return BatchLogProbs(np.concatenate(log_probs, 1), frames)
 
 
-# The graphs of a Whisper's decoder: its state is among the inputs and outputs
+# ---- the graphs of a Whisper's decoder: its state is among the inputs and outputs
 
 
 class DecoderFrames(NetworkModule):
@@ -330,8 +326,8 @@ def _write_decoder(
             name=f"decoder, {precision}",
             files=files,
             is_exact=precision == "fp32",
-            log_probs=partial(_decoder_log_probs, model, text),
-            trained_log_probs=partial(_trained_decoder_log_probs, network, text),
+            run=partial(_decoder_log_probs, model, text),
+            run_trained=partial(_trained_decoder_log_probs, network, text),
             transcribe=partial(greedy_texts, Bundle.from_contents(bundle, model)),
             transcribe_trained=partial(greedy_texts, bundle),
         )
@@ -358,7 +354,7 @@ def _trained_decoder_log_probs(
     return pad_frames([*network.decoder_log_probs(tokens, states, frames).numpy()])
 
 
-# The graphs of tasks other than recognition, such as a codec
+# ---- the graphs of tasks other than recognition, such as a codec
 
 
 class MethodModule(NetworkModule):
@@ -372,69 +368,14 @@ class MethodModule(NetworkModule):
         return tuple(self.method(*inputs))
 
 
-@dataclass
-class WrittenGraph:
-    """A written graph, and its differences from the trained model.
-
-    Attributes:
-        difference: the largest difference between floats.
-        where: the batch with that difference.
-        integer_mismatches: the number of integers that differ.
-        integers: the number of all integers.
-        failure: describes the first error of `run`.
-    """
-
-    name: str
-    files: tuple[str, ...]
-    run: Callable[..., Sequence[Array]]
-    difference: float = 0.0
-    where: str = ""
-    integer_mismatches: int = 0
-    integers: int = 0
-    failure: str = ""
-
-    def compare(self, arguments: Sequence[Array], expected: Sequence[Array], batch: str) -> None:
-        """Run the graph on a batch, and add its differences; a different shape is a failure."""
-        try:
-            for x, y in zip(expected, self.run(*arguments), strict=True):
-                difference = largest_difference(x, y)
-                if x.dtype.kind == "i":
-                    self.integer_mismatches += int((x != y).sum())
-                    self.integers += x.size
-                elif difference > self.difference:
-                    self.difference = difference
-                    self.where = batch
-        except Exception as error:  # a runtime has many exceptions of its own
-            self.failure = self.failure or describe_failure(batch, error)
-
-    def report(self) -> dict[str, object]:
-        reasons = [self.failure] if self.failure else []
-        if self.difference > MAX_OUTPUT_DIFFERENCE:
-            reasons.append(f"an output differs by {self.difference:.1e} ({self.where})")
-        if self.integer_mismatches > MAX_INTEGER_MISMATCH_SHARE * self.integers:
-            reasons.append(f"{self.integer_mismatches} of {self.integers} integers differ")
-        return {
-            "written": not reasons,
-            "reasons": reasons,
-            "largest_difference": self.difference,
-            "integer_mismatches": self.integer_mismatches,
-            "integers": self.integers,
-        }
-
-
-def write_graphs(
-    bundle: TorchBundle, folder: Path, test_sets: TestSets | str
-) -> list[WrittenGraph]:
-    """Write the graphs of a task, and compare them."""
-    graphs = bundle.task.graphs
+def _write_graphs(bundle: TorchBundle, folder: Path) -> Iterator[Candidate]:
     model = bundle.model
     rate = bundle.config.sample_rate
     weights = read_checksums(folder.parent).get(WEIGHTS_FILE, "")
     settings = json.dumps(model.settings)
     metadata = {"sample_rate": rate, WEIGHTS_SHA256: weights, SETTINGS_JSON: settings}
     case = noise_case(EXAMPLE_BATCH, 1.0, rate)
-    written = []
-    for name, graph in graphs.items():
+    for name, graph in bundle.task.graphs.items():
         example = graph.arguments(model.run, case.audio, case.lengths)
         dynamic = tuple(  # the first two dimensions, except where they have size 1
             {dim: Dim.DYNAMIC for dim, size in enumerate(array.shape[:2]) if size > 1}
@@ -448,9 +389,20 @@ def write_graphs(
         file = folder / f"{name}.onnx"
         onnx_model = make_onnx(program, graph.inputs, graph.outputs)
         save_onnx(onnx_model, file, metadata)
-        written.append(WrittenGraph(name, (file.name,), OnnxModel(file.read_bytes()).run))
-    for case in cases(test_sets, rate):
-        for output, (name, graph) in zip(written, graphs.items(), strict=True):
-            arguments = graph.arguments(model.run, case.audio, case.lengths)
-            output.compare(arguments, model.run(name, *arguments), case.description)
-    return written
+        written = OnnxModel(file.read_bytes())
+        yield Candidate(
+            name=name,
+            files=(file.name,),
+            run=partial(_run_graph, graph, model, written.run),
+            run_trained=partial(_run_graph, graph, model, partial(model.run, name)),
+        )
+
+
+def _run_graph(
+    graph: Graph,
+    model: TorchModel,
+    run: Callable[..., Sequence[Array]],
+    audio: Float32s,
+    lengths: Counts,
+) -> Sequence[Array]:
+    return run(*graph.arguments(model.run, audio, lengths))

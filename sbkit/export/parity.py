@@ -3,7 +3,7 @@
 Legend: B utterances, S samples, U frames, V vocabulary.
 
 Every format runs on batches of noise, and on all clips of the run's test sets if they are
-available. Its log-probabilities, transcripts and error rates are compared with the trained model's.
+available. Its outputs, transcripts and error rates are compared with the trained model's.
 """
 
 import math
@@ -35,8 +35,8 @@ from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 
 TestSets = Mapping[str, datasets.Dataset]
-# audio (B, S) between -1 and 1, and lengths (B,)
-RunBatch = Callable[[Float32s, Counts], BatchLogProbs]
+Outputs = BatchLogProbs | Sequence[Array]
+RunBatch = Callable[[Float32s, Counts], Outputs]  # audio (B, S) between -1 and 1, and lengths (B,)
 Transcribe = Callable[[Sequence[Float32s]], list[str]]
 BATCH_SIZES = (1, 3)
 SECONDS = (0.3, 2.0, 10.0)
@@ -72,10 +72,10 @@ class Candidate:
 
     Attributes:
         files: removed if the candidate exceeds a limit.
-        is_exact: whether log-probabilities must equal the trained model's; otherwise only error
-            rates are limited.
+        is_exact: whether its outputs must equal the trained model's; otherwise only error rates are
+            limited.
         tail_samples: the number of zeros that the format's users append to a clip.
-        trained_log_probs: computes what the candidate's outputs must equal, if these are not the
+        run_trained: computes what the outputs of `run` must equal, if these are not the
             log-probabilities of a bundle; None: the bundle does, from the clips without a tail.
         transcribe: transcribes clips (S,); None: CTC decodes the log-probabilities greedily.
         transcribe_trained: does the same with the bundle; None: CTC decodes greedily.
@@ -84,10 +84,10 @@ class Candidate:
 
     name: str
     files: Sequence[str]
-    log_probs: RunBatch
+    run: RunBatch
     is_exact: bool = True
     tail_samples: int = 0
-    trained_log_probs: RunBatch | None = None
+    run_trained: RunBatch | None = None
     transcribe: Transcribe | None = None
     transcribe_trained: Transcribe | None = None
     advice: str = ""
@@ -127,8 +127,9 @@ class Comparison:
     """The comparison of a candidate with the trained model, on noise and on test clips.
 
     Attributes:
-        difference: the largest difference between log-probabilities.
+        difference: the largest difference between floats, such as log-probabilities.
         where: the batch with that difference.
+        integer_mismatches, integers: the number of integers that differ, and of all.
         errors, trained_errors: the errors of the candidate's and the trained model's transcripts.
         num_different: the number of transcripts whose words differ from the trained model's.
         failure: describes the candidate's first error, after which it does not run again.
@@ -138,51 +139,59 @@ class Comparison:
     bundle: TorchBundle
     difference: float = 0.0
     where: str = ""
+    integer_mismatches: int = 0
+    integers: int = 0
     errors: TextErrors = field(default_factory=TextErrors)
     trained_errors: TextErrors = field(default_factory=TextErrors)
     num_different: int = 0
     failure: str = ""
 
-    def add(self, case: Case, trained: BatchLogProbs) -> None:
-        """Run the candidate on a batch, and compare its output with the trained model's.
+    def add(self, case: Case, trained: Outputs) -> None:
+        """Run the candidate on a batch, and compare its outputs with the trained model's.
 
-        trained: the log-probabilities of the bundle.
+        trained: the log-probabilities of the bundle; empty if its task has graphs.
         """
         if self.failure:
             return
         candidate = self.candidate
-        run, tail = candidate.trained_log_probs, candidate.tail_samples
-        expected = run(case.audio, case.lengths) if run else trained
+        run, tail = candidate.run_trained, candidate.tail_samples
+        expected = _arrays(run(case.audio, case.lengths) if run else trained)
         audio = np.pad(case.audio, ((0, 0), (0, tail)))
         padded_case = replace(case, audio=audio, lengths=case.lengths + tail)
         try:
-            actual = candidate.log_probs(padded_case.audio, padded_case.lengths)
-            pairs = zip(_unpadded(expected), _unpadded(actual), strict=True)
-            difference = max(largest_difference(*pair) for pair in pairs)
-            texts = self._transcribe(padded_case, actual)
+            actual = _arrays(candidate.run(padded_case.audio, padded_case.lengths))
+            pairs = [*zip(expected, actual, strict=True)]
+            differences = [largest_difference(*pair) for pair in pairs]
+            texts = self._transcribe(padded_case, actual) if trained else []
         except Exception as error:  # the graph of an LSTM may fail at other lengths
-            self.failure = describe_failure(case.description, error)
+            message = printable(str(error))[:300]
+            self.failure = f"on {case.description} it raised {type(error).__name__}: {message}"
             return
-        if difference > self.difference:
-            self.difference = difference
-            self.where = case.description
+        for (array, written), difference in zip(pairs, differences, strict=True):
+            if array.dtype.kind == "i":
+                self.integer_mismatches += int((array != written).sum())
+                self.integers += array.size
+            elif difference > self.difference:
+                self.difference = difference
+                self.where = case.description
         if texts:
             transcribe = candidate.transcribe_trained
-            trained_texts = transcribe(_clips(case)) if transcribe else self._decode(trained)
+            clips = _arrays(trained)
+            trained_texts = transcribe(_clips(case)) if transcribe else self._decode(clips)
             for row, text, trained_text in zip(case.rows, texts, trained_texts, strict=True):
                 self.errors += count_errors(row["text"], text)
                 self.trained_errors += count_errors(row["text"], trained_text)
                 self.num_different += text.split() != trained_text.split()
 
-    def _transcribe(self, case: Case, output: BatchLogProbs) -> list[str]:
+    def _transcribe(self, case: Case, log_probs: Sequence[Array]) -> list[str]:
         if not case.rows or self.bundle.labels is None:
             return []
         if self.candidate.transcribe is None:
-            return self._decode(output)
+            return self._decode(log_probs)
         return self.candidate.transcribe(_clips(case))
 
-    def _decode(self, output: BatchLogProbs) -> list[str]:
-        best = (best_tokens(clip, self.bundle.blank) for clip in _unpadded(output))
+    def _decode(self, log_probs: Sequence[Array]) -> list[str]:
+        best = (best_tokens(clip, self.bundle.blank) for clip in log_probs)
         return [self.bundle.tokenizer.decode(tokens) for tokens in best]
 
     def reasons(self) -> list[str]:
@@ -192,9 +201,11 @@ class Comparison:
         reasons = []
         if self.candidate.is_exact and self.difference > MAX_OUTPUT_DIFFERENCE:
             reasons.append(
-                f"log-probabilities differ by {self.difference:.1e} ({self.where}); at most "
+                f"outputs differ by {self.difference:.1e} ({self.where}); at most "
                 f"{MAX_OUTPUT_DIFFERENCE:.0e} is allowed"
             )
+        if self.integer_mismatches > MAX_INTEGER_MISMATCH_SHARE * self.integers:
+            reasons.append(f"{self.integer_mismatches} of {self.integers} integers differ")
         by_words = self.bundle.config.has_words
         name, rate = next(iter(self.errors.rates(by_words=by_words).items()))
         trained_rate = self.trained_errors.rates(by_words=by_words)[name]
@@ -214,28 +225,27 @@ class Comparison:
         """Return the parity report; ``test_sets`` may be a text: why there are no test sets."""
         reasons = self.reasons()
         by_words = self.bundle.config.has_words
-        return {
-            "written": not reasons,
-            "reasons": reasons,
-            "largest_difference": self.difference,
-            "where": self.where,
-            "test_sets": {"not_compared": test_sets}
-            if isinstance(test_sets, str)
-            else {
-                "sets": {name: len(rows) for name, rows in test_sets.items()},
+        compared: dict[str, Any] = {"not_compared": test_sets}
+        if not isinstance(test_sets, str):
+            compared = {"sets": {name: len(rows) for name, rows in test_sets.items()}}
+        if self.errors.utterances:
+            compared |= {
                 "decoder": GREEDY,
                 "transcripts_with_other_words": self.num_different,
                 "error_rates": rates_and_counts(self.errors, by_words=by_words),
                 "error_rates_of_the_trained_model": rates_and_counts(
                     self.trained_errors, by_words=by_words
                 ),
-            },
+            }
+        return {
+            "written": not reasons,
+            "reasons": reasons,
+            "largest_difference": self.difference,
+            "where": self.where,
+            "integer_mismatches": self.integer_mismatches,
+            "integers": self.integers,
+            "test_sets": compared,
         }
-
-
-def describe_failure(batch: str, error: Exception) -> str:
-    """Describe the batch and the error of a failure."""
-    return f"on {batch} it raised {type(error).__name__}: {printable(str(error))[:300]}"
 
 
 def compare_candidates(
@@ -248,14 +258,14 @@ def compare_candidates(
     candidates: by format. Reports are by format and candidate.
     """
     rate = bundle.config.sample_rate
-    trained = WaveformModel(bundle.model.network).eval()
+    trained = None if bundle.task.graphs else WaveformModel(bundle.model.network).eval()
     comparisons = {
         format: [Comparison(candidate, bundle) for candidate in format_candidates]
         for format, format_candidates in candidates.items()
     }
     for case in cases(test_sets, rate):
         with model_errors(case.description):
-            expected = trained_log_probs(trained, case.audio, case.lengths)
+            expected = trained_log_probs(trained, case.audio, case.lengths) if trained else ()
         for comparison in chain.from_iterable(comparisons.values()):
             comparison.add(case, expected)
     return {
@@ -287,9 +297,11 @@ def cases(test_sets: TestSets | str, rate: int) -> Iterator[Case]:
             advance(len(case.lengths))
 
 
-def _unpadded(output: BatchLogProbs) -> list[Float32s]:
-    """Return the frames (U, V) of each utterance of a batch, without padding."""
-    pairs = zip(output.log_probs, output.lengths.tolist(), strict=True)
+def _arrays(outputs: Outputs) -> list[Array]:
+    """Return the outputs of a graph, or the frames (U, V) of each utterance without padding."""
+    if not isinstance(outputs, BatchLogProbs):
+        return [*outputs]
+    pairs = zip(outputs.log_probs, outputs.lengths.tolist(), strict=True)
     return [log_probs[:frames] for log_probs, frames in pairs]
 
 

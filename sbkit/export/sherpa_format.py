@@ -26,9 +26,9 @@ from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples
 from sbkit.export.onnx_format import make_onnx, save_onnx, write_tokens
-from sbkit.export.parity import Candidate, RunBatch
+from sbkit.export.parity import Candidate, Outputs, RunBatch
 from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, trace, trained_log_probs
-from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
+from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import TorchBundle
 
 MODEL_FILE = "model.onnx"
@@ -96,16 +96,14 @@ def _write_graph(bundle: TorchBundle, file: Path) -> dict[str, Any]:
     }
     save_onnx(graph, file, metadata)
     runs: dict[str, RunBatch] = {
-        "log_probs": OnnxModel(file.read_bytes()).log_probs,
-        "trained_log_probs": partial(trained_log_probs, model),
+        "run": OnnxModel(file.read_bytes()).log_probs,
+        "run_trained": partial(trained_log_probs, model),
     }
     return {name: partial(_feature_log_probs, network, run) for name, run in runs.items()}
 
 
 @torch.inference_mode()
-def _feature_log_probs(
-    network: Any, run: RunBatch, audio: Float32s, lengths: Counts
-) -> BatchLogProbs:
+def _feature_log_probs(network: Any, run: RunBatch, audio: Float32s, lengths: Counts) -> Outputs:
     scaled = torch.from_numpy(audio) * FULL_SCALE
     fbank = network.encoder.features.module
     features, frames = fbank.log_mels(scaled, torch.from_numpy(lengths))

@@ -104,8 +104,8 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         Candidate(
             name=type(model).__name__,
             files=(CONFIG, WEIGHTS, GENERATION, PREPROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
-            log_probs=partial(_log_probs, pipeline, network.start_tokens, tokens),
-            trained_log_probs=partial(_trained_log_probs, network, tokens, context),
+            run=partial(_log_probs, pipeline, network.start_tokens, tokens),
+            run_trained=partial(_trained_log_probs, network, tokens, context),
             transcribe=partial(_transcribe, pipeline, bundle),
             transcribe_trained=partial(greedy_texts, bundle),
             advice=advice,

@@ -194,7 +194,7 @@ class Run:
         run._trusted_modules = frozenset(user_modules)
         return run
 
-    # -- the whole run --------------------------------------------------------------------------
+    # ---- the whole run
 
     def train(self, *, on_epoch: Callable[[Record], object] | None = None) -> None:
         """Check, train, export and test the run; resume it if it was stopped.
@@ -272,7 +272,7 @@ class Run:
         self._require_model()
         return export_run(self.folder, Path(out), user_modules=self._user_modules(), **options)
 
-    # -- results --------------------------------------------------------------------------------
+    # ---- results
 
     @property
     def history(self) -> list[Record]:
@@ -367,7 +367,7 @@ class Run:
             raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
         self._require_unchanged()
 
-    # -- its stages -----------------------------------------------------------------------------
+    # ---- its stages
 
     def prepare(self) -> PreparedRun:
         """Prepare the data, objects and loaders once; write the labels, and nothing else."""
@@ -452,7 +452,7 @@ class Run:
             yield text_log
 
 
-# -- stages of a run, in their order ---------------------------------------------------------------
+# ---- stages of a run, in their order
 
 
 def prepare_run(spec: RunSpec, placement: Placement, *, checks: bool = False) -> PreparedRun:

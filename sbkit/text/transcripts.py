@@ -169,7 +169,7 @@ def _pattern(names: Collection[str]) -> str:
     return "|".join(re.escape(f"[{name}]") for name in names)
 
 
-# -- sentences of a text that is read aloud --------------------------------------------------------
+# ---- sentences of a text that is read aloud
 
 MAX_SENTENCE_SECONDS = 20.0  # a longer sentence is split, at the average speed of the recording
 # Limits of the longest sentence, because the text may cover more than the recording, or less.

@@ -75,7 +75,7 @@ from sbkit.models.layers import GlobalNorm
 from sbkit.models.loss import Amount, Loss
 from sbkit.text.normalization import TextTable, language_table, table_from_stored
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
-from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
+from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
     agree_on_buffers,
@@ -99,8 +99,6 @@ from sbkit.train.stopping import (
     STALE_VALIDATIONS,
     EpochSaver,
     TimeLimit,
-    stale_validations,
-    stops_early,
 )
 from sbkit.train.watchdog import Watchdog
 
@@ -299,7 +297,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """The epoch and the optimizer step; zeros until the last checkpoint is loaded."""
         return self.hparams.epoch_counter.current, self.optimizer_step
 
-    # -- the run ------------------------------------------------------------------------------
+    # ---- the run
 
     def fit(
         self,
@@ -366,16 +364,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
         valid_set: SplitLoaders | None,
         show_progress: bool,
     ) -> None:
-        stopping, patience = self.stopping, getattr(self.hparams, "early_stopping", 0)
-        stopping.time_limit.agree(self.optimizer_step)
+        stopping = self.stopping
+        stopping.time_limit.agree()
         trained_epoch: int | None = None
         for epoch in epoch_counter:
-            stopping.stops_early = stops_early(self.checkpointer, patience)
-            if stopping.stops_early or (self.step == 0 and stopping.is_over(self.optimizer_step)):
+            if self._stops_early or (self.step == 0 and stopping.is_over(self.optimizer_step)):
                 break
             self._fit_train(train_set, epoch, show_progress)
             trained_epoch = epoch
-            if stopping.stops_early:
+            if self._stops_early:
                 break
             if valid_set is not None:
                 stopping.save()  # a run that dies in the validation resumes at the epoch's end
@@ -384,6 +381,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
             ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
             if stopping.is_over(self.optimizer_step) or ends_debugging:
                 break
+        if self._stops_early:
+            stale = self.evaluator.stale
+            logger.info(f"`early_stopping`: {stale} validations were no better; training ends.")
         if valid_set is None or trained_epoch is None or self.evaluator.is_current:
             return
         evaluate_stage(self, valid_set, Stage.VALID, trained_epoch)  # a recipe left it out
@@ -481,7 +481,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 if compute_error is not None:
                     logger.info(str(averaged))
 
-    # -- an epoch -----------------------------------------------------------------------------
+    # ---- an epoch
 
     def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
         self.evaluator.is_current = False
@@ -492,7 +492,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         is_planned = isinstance(getattr(train_set, "batch_sampler", None), RankSampler)
         self._validate_if_due(epoch)  # if the run died in that validation
         for batch, is_last in self._training_batches(train_set):
-            if self.stopping.is_over(self.optimizer_step):
+            if self._stops_early or self.stopping.is_over(self.optimizer_step):
                 break
             # Counted in steps, because a schedule must not depend on the accumulation
             factor = self.grad_accumulation_factor
@@ -513,10 +513,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 self.training_step.freeze(self.optimizer_step)
                 if self.optimizer_step % log_every == 0:
                     optimizers = active_optimizers(self).values()
+                    self._read_metrics()
                     self.training_metrics.log_step(
                         epoch,
                         self.optimizer_step,
-                        self._read_metrics(),
                         rate=next((o.param_groups[0]["lr"] for o in optimizers), 0.0),
                         live=show_progress,
                     )
@@ -529,8 +529,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.watchdog.ping("data", self.optimizer_step)
         self._read_metrics()
         self.zero_grad(set_to_none=True)
-        self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
+        self.on_stage_end(Stage.TRAIN, self.training_metrics.of_epoch.loss, epoch)
         self.avg_train_loss = 0.0
+
+    @property
+    def _stops_early(self) -> bool:
+        """Whether a validation has just shown that the last `early_stopping` were no better."""
+        patience = getattr(self.hparams, "early_stopping", 0)
+        is_validated = self.evaluator.validated_step == self.optimizer_step
+        return is_validated and 0 < patience <= self.evaluator.stale
 
     def _start_epoch(self, train_set: Batches, epoch: int) -> None:
         self.training_step.start_epoch(epoch)
@@ -563,7 +570,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         marked = mark_last(batches, count=length_of(train_set), done=self.step)
         return self.training_metrics.meter.timed(marked)
 
-    # -- a step -------------------------------------------------------------------------------
+    # ---- a step
 
     def fit_batch(self, batch: Any) -> Objective:
         """Add one micro-batch's gradient, and step when the global batch is complete.
@@ -621,7 +628,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def to_device(self, batch: Any) -> Any:
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
-    # -- optimizers and their rate --------------------------------------------------------------
+    # ---- optimizers and their rate
 
     def init_optimizers(self) -> None:
         """Make the optimizers that the YAML declares: one by `opt_class`, or several."""
@@ -661,7 +668,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if self.compile:
             compile_blocks(self.modules.values())
 
-    # -- several processes --------------------------------------------------------------------
+    # ---- several processes
 
     def _wrap_distributed(self) -> None:
         """Wrap each module for a recipe with its own `fit_batch`; others share the whole step."""
@@ -675,7 +682,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         context: AbstractContextManager[None] = super().no_sync(use)
         return context
 
-    # -- evaluation ---------------------------------------------------------------------------
+    # ---- evaluation
 
     def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
         """Return a result for every utterance of an evaluated batch, as plain data.
@@ -728,16 +735,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         is_due = is_within_epoch and self.should_step and self.evaluator.is_due(self.optimizer_step)
         if not is_due or self.stopping.is_over(self.optimizer_step):
             return
-        metrics = self.training_metrics
+        self._read_metrics()
         self.stopping.save()
-        metrics.unread = metrics.meter.peek()
-        self.evaluator.validated_step = self.optimizer_step
         with isolated_rng(self.device):
             evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, micro_batch=self.step)
         self.training_step.train_mode()
-        metrics.start_epoch(afresh=False)
-        patience = getattr(self.hparams, "early_stopping", 0)
-        self.stopping.stops_early = stops_early(self.checkpointer, patience)
+        self.training_metrics.start_epoch(afresh=False)
 
     @torch.no_grad()
     def evaluate_splits(self, loaders: SplitLoaders, stage: Stage, *, phase: str) -> list[Loss]:
@@ -808,7 +811,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         batches = self.watched(self.loaders.for_statistics, "measure")
         measure_normalization(norms, compute, batches, self.device)
 
-    # -- after a stage ------------------------------------------------------------------------
+    # ---- after a stage
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         """Log the metrics of a validation and save the epoch, or log those of a test."""
@@ -821,7 +824,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         elif stage is Stage.VALID:
             end_validation(self, stage_loss, epoch or 0)
 
-    # -- logs ---------------------------------------------------------------------------------
+    # ---- logs
 
     def log(self, name: str, total: Amount, count: Amount = 1) -> None:
         """Log a mean by name, from any hook of a step; the host does not wait for the device.
@@ -839,22 +842,19 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         self.training_metrics.log_figure(name, self.optimizer_step, figure)
 
-    def _read_metrics(self) -> MetricTotals:
+    def _read_metrics(self) -> None:
         self._read_skipped()
-        reading = self.training_metrics.read()
-        self.avg_train_loss = self.training_metrics.so_far.loss
-        return reading
+        self.training_metrics.read()
+        self.avg_train_loss = self.training_metrics.of_epoch.loss
 
-    # -- checkpoints --------------------------------------------------------------------------
+    # ---- checkpoints
 
     def _save_intra_epoch_ckpt(self) -> None:
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # only one rank's are saved
-        self._read_skipped()
-        self.training_metrics.unread = self.training_metrics.meter.peek()
+        self._read_metrics()
         with self.training_step.moving_average.swapped_in():
             super()._save_intra_epoch_ckpt()
-        self.training_metrics.unread = NO_TOTALS
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
@@ -1008,6 +1008,7 @@ def evaluate_stage(
     brain.step = len(losses) if stage is Stage.TEST else micro_batch  # as in SpeechBrain
     if stage is Stage.VALID:
         brain.evaluator.is_current = True
+        brain.evaluator.validated_step = brain.optimizer_step
         if isinstance(brain.checkpointer, Checkpointer):
             brain.checkpointer.is_within_epoch = micro_batch > 0
     brain.on_stage_end(stage, mean, epoch)
@@ -1036,12 +1037,11 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
         values={name: value for name, value in values.items() if name not in LOSS_METRIC},
     )
     # Before the save: a run that this share ends is over by the seconds in its checkpoint, too.
-    brain.stopping.time_limit.agree(brain.optimizer_step)
+    brain.stopping.time_limit.agree()
     if brain.checkpointer is not None:
-        stale = stale_validations(brain.checkpointer, best, values[best.name])
         position = {"epoch": epoch, "optimizer_step": brain.optimizer_step}
         seconds = {FIT_SECONDS: brain.stopping.time_limit.seconds}
-        ranking = {STALE_VALIDATIONS: stale, RANKED_BY: best._asdict()}
+        ranking = {STALE_VALIDATIONS: brain.evaluator.stale, RANKED_BY: best._asdict()}
         brain.checkpointer.save_and_keep_only(
             meta={**values, **position, **seconds, **ranking},
             num_to_keep=num_averaged,

@@ -21,8 +21,9 @@ class Evaluator:
         interval: optimizer steps between two validations within an epoch; 0 for none.
         loaders: those of the last fit's validation, by split.
         is_current: whether a validation has followed the last step, or the start of the epoch.
-        validated_step: the optimizer step of the last validation within an epoch.
-        validations: those of the run so far, for an `lr_schedule` that follows the metric.
+        validated_step: the optimizer step of the last validation.
+        validations: those of the run so far, for `early_stopping` and an `lr_schedule` that follows
+            the metric.
 
     >>> from sbkit.bundle.task import mean_loss
     >>> from sbkit.logs.metric import LOSS_METRIC
@@ -62,6 +63,13 @@ class Evaluator:
         """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
         self.validated_step = state.get("validated_step", 0)
         self.validations = tuple((epoch, value) for epoch, value in state.get("validations", ()))
+
+    @property
+    def stale(self) -> int:
+        """The number of validations since the first one of the lowest error."""
+        errors = [error for _, error in self.validations]
+        lowest = min((error for error in errors if not math.isnan(error)), default=None)
+        return 0 if lowest is None else len(errors) - 1 - errors.index(lowest)
 
     def start(self, splits: Iterable[str]) -> None:
         self.results: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})

@@ -90,11 +90,11 @@ class MetricTotals:
 
 
 NO_TOTALS = MetricTotals({}, 0.0, 0.0, 0.0)
-SAVED_TOTALS, LOG_SIZE = ("so_far", "unread", "of_run"), "log_size"  # in checkpoints
+SAVED_TOTALS, LOG_SIZE = ("since_logged", "of_epoch", "of_run"), "log_size"  # in checkpoints
 
 
 class Meter:
-    """Add sums without making the host wait for the device; the one wait is in `peek`.
+    """Add sums without making the host wait for the device; the one wait is in `read`.
 
     sources: names of a mix of training sources; none without.
     """
@@ -143,23 +143,7 @@ class Meter:
             yield batch
 
     def read(self) -> MetricTotals:
-        reading = self.peek()
-        self.reset()
-        return reading
-
-    def resume(self, unread: MetricTotals) -> None:
-        """Continue from the sums of a stopped run; rank 0 adds them for all ranks."""
-        self._started -= unread.wall_seconds
-        if rank() == 0:
-            for name, (total, count) in unread.sums.items():
-                self.log(name, total, count)
-            self._audio_seconds += unread.audio_seconds
-            self._waiting_seconds += unread.waiting_seconds * world_size()
-        self.steps += unread.steps
-        self.skipped_steps += unread.skipped_steps
-
-    def peek(self) -> MetricTotals:
-        """Sum over ranks, transfer once, and leave the meter as it is.
+        """Sum over ranks, transfer once, and start again.
 
         A rank may have logged other names, or in another order.
         """
@@ -168,7 +152,7 @@ class Meter:
         host = self._zero.new_tensor([self._audio_seconds, self._waiting_seconds])
         sums = sum_over_ranks(torch.cat([host, *pairs]))
         audio_seconds, waiting_seconds, *values = sums.tolist()
-        return MetricTotals(
+        reading = MetricTotals(
             sums=dict(zip(names, zip(values[::2], values[1::2], strict=True), strict=True)),
             audio_seconds=audio_seconds,
             wall_seconds=time.perf_counter() - self._started,
@@ -176,6 +160,8 @@ class Meter:
             steps=self.steps,
             skipped_steps=self.skipped_steps,
         )
+        self.reset()
+        return reading
 
     def reset(self) -> None:
         self._zero = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
@@ -187,18 +173,18 @@ class Meter:
 
 
 class TrainingMetrics:
-    """Add up the readings of a meter over an epoch and over the run.
+    """Add up the readings of a meter, which are taken at logged steps, checkpoints and validations.
+
+    During a validation, the meter has what its batches log.
 
     Attributes:
-        so_far, of_run: the sums of this epoch's readings, and of all.
-        unread: the contents of the meter when the run was saved within an epoch.
-
-    During a validation, the meter has what its batches log, and `unread` has the sums of training.
+        since_logged, of_epoch, of_run: the sums of the readings since the last logged step of the
+            epoch, of the epoch, and of the run.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.meter = Meter(device)
-        self.so_far = self.unread = self.of_run = NO_TOTALS
+        self.since_logged = self.of_epoch = self.of_run = NO_TOTALS
         self._log: RunLog | None = None  # open on the first rank only
         self._log_size = 0  # while it is closed
         self._has_warned, self._num_steps = False, 0.0
@@ -232,18 +218,17 @@ class TrainingMetrics:
 
     def start_epoch(self, *, afresh: bool) -> None:
         if afresh:
-            self.so_far = NO_TOTALS
+            self.since_logged = self.of_epoch = NO_TOTALS
         self.meter.reset()
-        self.meter.resume(self.unread)
-        self.unread = NO_TOTALS
 
-    def read(self) -> MetricTotals:
+    def read(self) -> None:
         """Read the meter, and add the reading to the sums."""
         reading = self.meter.read()
-        self.so_far += reading
+        self.since_logged += reading
+        self.of_epoch += reading
         self.of_run += reading
-        self._warn_of_skips(reading)
-        return reading
+        self._num_steps += reading.steps
+        self._warn_of_skips(self.since_logged)
 
     def add(self, losses: Mapping[str, Loss], audio_seconds: float, sources: Tensor | None) -> None:
         """Count a micro-batch of this rank: its first loss, and the others by their names."""
@@ -276,7 +261,6 @@ class TrainingMetrics:
 
     def _warn_of_skips(self, reading: MetricTotals) -> None:
         """Say once that most gradients are not finite, after the steps that find the scale."""
-        self._num_steps += reading.steps
         scale = reading.means.get(GRAD_SCALE, LOWEST_SCALE)
         skips_much = reading.skipped_steps > MAX_SKIPPED_SHARE * reading.steps
         is_judged = reading.steps >= MIN_JUDGED_STEPS and self._num_steps > STEPS_TO_FIND_SCALE
@@ -293,10 +277,9 @@ class TrainingMetrics:
         if self._log is not None:
             self._log.write_figure(name, step, figure)
 
-    def log_step(
-        self, epoch: int, step: int, reading: MetricTotals, *, rate: float, live: bool
-    ) -> None:
+    def log_step(self, epoch: int, step: int, *, rate: float, live: bool) -> None:
         """Log the figures of the last steps; ``live`` also shows them. Every rank calls this."""
+        reading, self.since_logged = self.since_logged, NO_TOTALS
         figures = StepFigures(
             epoch=epoch,
             step=step,
@@ -315,8 +298,8 @@ class TrainingMetrics:
         self, epoch: int, step: int, *, valid_loss: float, values: Mapping[str, float]
     ) -> EpochFigures:
         """Log and return the figures of a validation and the epoch so far; every rank calls it."""
-        totals = self.so_far + self.unread
-        of_validation = {f"{VALID}{n}": mean for n, mean in self.meter.peek().logged.items()}
+        totals = self.of_epoch
+        of_validation = {f"{VALID}{n}": mean for n, mean in self.meter.read().logged.items()}
         figures = EpochFigures(
             epoch=epoch,
             step=step,
@@ -335,7 +318,7 @@ class TrainingMetrics:
             if self._log is not None:
                 self._log.write(figures)
 
-    # -- with the run's checkpoints -----------------------------------------------------------
+    # ---- with the run's checkpoints
 
     def state(self) -> dict[str, Any]:
         totals = {name: vars(getattr(self, name)) for name in SAVED_TOTALS}

@@ -38,7 +38,7 @@ RATE_FACTOR = Range(low=0, advice="Pass 1 for the rate of the run.")  # below 0,
 DIMENSIONS = {"matrices": (2,), "vectors": (0, 1)}  # of a parameter's shape, by a word in `parts`
 
 
-# Paths
+# ---- paths
 
 
 def named_parameters(modules: nn.Module, hparams: Mapping[str, Any]) -> dict[str, nn.Parameter]:
@@ -97,7 +97,7 @@ def check_paths(
     return values
 
 
-# Several optimizers
+# ---- several optimizers
 
 
 def make_optimizers(
@@ -202,7 +202,7 @@ def _parameters_of_part(path: str, named: NamedParameters) -> NamedParameters:
     return {name: p for name, p in below.items() if p.ndim in DIMENSIONS[word]}
 
 
-# Learning rates by path
+# ---- learning rates by path
 
 
 def with_rates(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> OptimizerClass:
@@ -315,7 +315,7 @@ def split_groups(groups: Groups, scale_by_id: Mapping[int, float]) -> Iterator[d
             yield {**group, "params": parameters, "lr_scale": scale}
 
 
-# Freezing
+# ---- freezing
 
 
 def frozen_steps(declared: Any) -> tuple[float, float] | None:

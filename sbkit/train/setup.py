@@ -112,7 +112,7 @@ LABEL_RECORD_FILE = "labels.json"
 
 logger = logging.getLogger(__name__)
 
-# -- the values ------------------------------------------------------------------------------------
+# ---- the values
 
 
 def declare_run(
@@ -145,7 +145,7 @@ def require_unedited_modules(spec: RunSpec) -> None:
     require_unedited(*spec.recipe_modules, *spec.module_names)
 
 
-# -- data and objects ------------------------------------------------------------------------------
+# ---- data and objects
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ class TrainingStep:
             self.train_mode()
             self.ddp.renew()
 
-    # -- the phases -----------------------------------------------------------------------------
+    # ---- the phases
 
     def begin(self) -> None:
         """Begin a global batch: copy the running statistics, in case its step is skipped."""

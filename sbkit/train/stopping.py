@@ -3,7 +3,6 @@
 All ranks decide the same. A run obeys a signal between two steps.
 """
 
-import logging
 import math
 import re
 import signal
@@ -35,10 +34,7 @@ from sbkit.base.process import (
 from sbkit.base.stores import store_patience, wait_for_store
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
-from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
-from sbkit.logs.metric import BestKey
-
-logger = logging.getLogger(__name__)
+from sbkit.distributed.ranks import gather_over_ranks, world_size
 
 SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ranks
 MAX_STEPS_BETWEEN_QUESTIONS = 25  # later steps may be slower
@@ -77,12 +73,12 @@ class StopSignals:
 class TimeLimit:
     """The share of `max_minutes` that a run has spent on training and validation.
 
-    The clock is rank 0's. Between two questions to all ranks the share is extrapolated by steps, so
-    that all ranks have the same learning rate and end after the same step.
+    The clock is rank 0's. Between two questions to all ranks the share stays the same, so that all
+    ranks have the same learning rate and end after the same step.
 
     Attributes:
         spent: seconds of earlier starts, which a checkpoint has.
-        share: at the last question, or at a step since then; 0 without a limit.
+        share: at the last question; 0 without a limit.
     """
 
     def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,8 +86,6 @@ class TimeLimit:
         self.spent, self.share = 0.0, 0.0
         self._clock = clock
         self._started: float | None = None
-        self._last_question = (0, 0.0)  # its step and share
-        self._share_per_step = 0.0
 
     @property
     def seconds(self) -> float:
@@ -101,7 +95,7 @@ class TimeLimit:
     @property
     def is_over(self) -> bool:
         """Whether all ranks know that the time is over."""
-        return self._last_question[1] >= 1
+        return self.share >= 1
 
     def measure(self) -> float:
         """Return the share by this rank's clock."""
@@ -113,20 +107,9 @@ class TimeLimit:
     def stop(self) -> None:
         self.spent, self._started = self.seconds, None
 
-    def agree(self, step: int) -> None:
+    def agree(self) -> None:
         """Take rank 0's share, at the start or after a validation; every rank calls this."""
         self.share = gather_over_ranks(self.measure())[0]
-        self._last_question = (step, self.share)
-
-    def after_step(self, step: int, answer: float | None) -> None:
-        """Take the answer of rank 0 after a step, if it was asked, or extrapolate."""
-        last_step, last_share = self._last_question
-        if answer is None:
-            self.share = last_share + (step - last_step) * self._share_per_step
-            return
-        self._share_per_step = (answer - last_share) / max(1, step - last_step)
-        self._last_question = (step, answer)
-        self.share = answer
 
 
 class EpochSaver:
@@ -151,7 +134,6 @@ class EpochSaver:
         minutes, steps: between two such checkpoints, as optimizer steps; 0 or less for never.
         max_steps: optimizer steps of the run.
         """
-        self.stops_early = False  # as the last validation has shown
         self.signals = StopSignals()
         self.time_limit = time_limit
         self._save = save
@@ -165,7 +147,7 @@ class EpochSaver:
 
     def is_over(self, step: int) -> bool:
         """Return whether the run ends, perhaps within an epoch, which is then validated."""
-        return self.time_limit.is_over or self.stops_early or step >= self._max_steps
+        return self.time_limit.is_over or step >= self._max_steps
 
     def after_micro_batch(self, step: int, *, ends_step: bool, is_last: bool) -> None:
         """Save or leave if it is time, but not within a step.
@@ -179,8 +161,7 @@ class EpochSaver:
             return
         self._unsaved_steps += 1
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
-        stops, saves, time_share = self._ask_ranks(saves=is_due, at_once=is_last)
-        self.time_limit.after_step(step, time_share)
+        stops, saves, self.time_limit.share = self._ask_ranks(saves=is_due, at_once=is_last)
         saves = saves or 0 < self._steps <= self._unsaved_steps
         if is_last:
             self._unsaved_steps, saves = 0, False
@@ -189,10 +170,10 @@ class EpochSaver:
         if stops:
             self.leave(step)
 
-    def _ask_ranks(self, *, saves: bool, at_once: bool) -> tuple[bool, bool, float | None]:
+    def _ask_ranks(self, *, saves: bool, at_once: bool) -> tuple[bool, bool, float]:
         """Return whether any rank stops, whether any saves, and rank 0's share of the time.
 
-        The share is None if the ranks were not asked. All call this after every step.
+        The share stays the same if the ranks are not asked. All call this after every step.
 
         at_once: ask now; equal on all ranks.
         """
@@ -201,7 +182,7 @@ class EpochSaver:
         if world_size() == 1:
             return answer
         if self._num_steps < self._next_question and not at_once:
-            return False, False, None
+            return False, False, self.time_limit.share
         last_step, asked_at = self._last_question
         now = time.monotonic()
         self._last_question = (self._num_steps, now)
@@ -275,45 +256,6 @@ def train_restartably(
     return 0
 
 
-# ---- early stopping and the last epoch
-
-
-def stale_validations(checkpointer: Any, key: BestKey, value: float) -> int:
-    """Return the number of validations since the best one; ``value`` is that of the last.
-
-    Each checkpoint stores it as STALE_VALIDATIONS, because the first of several best may be
-    deleted.
-    """
-    best = checkpointer.find_checkpoint(max_key=key.max_key, min_key=key.min_key)
-    if best is None:
-        return 0
-    before = best.meta[key.name]
-    if math.isnan(before) or (value > before if key.max_key else value < before):
-        return 0
-    last = checkpointer.find_checkpoint(ckpt_predicate=lambda c: STALE_VALIDATIONS in c.meta)
-    return last.meta[STALE_VALIDATIONS] + 1 if last else 0
-
-
-def has_stopped_early(checkpoints: Path, patience: int) -> bool:
-    """Return whether the last ``patience`` validations were no better; 0 never stops.
-
-    A checkpoint that was saved without a validation says nothing.
-    """
-    newest = newest_checkpoint(checkpoints)
-    return newest is not None and 0 < patience <= newest.meta.get(STALE_VALIDATIONS, 0)
-
-
-def stops_early(checkpointer: Any, patience: int) -> bool:
-    """Return whether training ends early, as rank 0 finds for all ranks; log it."""
-    if not patience or checkpointer is None:
-        return False
-    folder = Path(checkpointer.checkpoints_dir)
-    stops: bool = gather_over_ranks(rank() == 0 and has_stopped_early(folder, patience))[0]
-    if stops:
-        logger.info(f"`early_stopping`: {patience} validations were no better; training ends.")
-    return stops
-
-
 def find_ends(
     run_folder: Path, settings: Mapping[str, Any], max_epochs: int | None
 ) -> dict[str, float]:
@@ -327,7 +269,8 @@ def find_ends(
     if newest is None:
         return ends
     meta = newest.meta
-    if has_stopped_early(run_folder / CHECKPOINTS, settings.get("early_stopping", 0)):
+    # A checkpoint that was saved without a validation does not have it.
+    if 0 < settings.get("early_stopping", 0) <= meta.get(STALE_VALIDATIONS, 0):
         ends["early_stopping"] = meta[STALE_VALIDATIONS]
     limit = settings.get("optimizer_step_limit") or 0
     if 0 < limit <= meta.get("optimizer_step", 0):

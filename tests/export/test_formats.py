@@ -17,7 +17,6 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.export import onnx_format, sherpa_format
 from sbkit.export.export import export_run
 from sbkit.export.formats import declared_formats
-from sbkit.export.onnx_format import WrittenGraph
 from sbkit.export.parity import Candidate, Case, Comparison
 from sbkit.export.trace import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
@@ -50,7 +49,7 @@ def off_by(difference: float | None) -> Callable[[TorchBundle, Path], Sequence[C
             return BatchLogProbs(output + np.float32(difference), frames)
 
         (folder / "model.onnx").touch()
-        return [Candidate(name="fp32", files=["model.onnx"], log_probs=log_probs)]
+        return [Candidate(name="fp32", files=["model.onnx"], run=log_probs)]
 
     return write
 
@@ -84,7 +83,7 @@ def test_format_beyond_its_limits_is_not_written(
     assert (tmp_path / "out/onnx/model.onnx").exists() == is_kept
     report = parity_report(tmp_path / "out", "onnx")["fp32"]
     assert report["written"] == is_kept
-    assert is_kept or "log-probabilities differ by" in report["reasons"][0]
+    assert is_kept or "outputs differ by" in report["reasons"][0]
 
 
 def test_without_test_data_inexact_formats_are_not_written(
@@ -150,16 +149,37 @@ def test_comparison_counts_word_errors_of_test_clips(tmp_path: Path) -> None:
         BatchLogProbs(model.encode([speak(tokenizer, text)])[0].log_probs[None], np.array([24]))
         for text in ("the dogs", "the frog")
     )
-    candidate = Candidate(name="onnx", files=[], log_probs=lambda audio, lengths: wrong)
+    candidate = Candidate(name="onnx", files=[], run=lambda audio, lengths: wrong)
     comparison = Comparison(candidate, bundle)
     comparison.add(Case(np.zeros((1, 1)), np.ones(1), "a clip", [{"text": "the dogs"}]), right)
     assert comparison.trained_errors.words.errors == 0 and comparison.errors.words.errors == 1
     assert comparison.num_different == 1
 
 
-def test_graph_with_outputs_of_other_shapes_is_not_written() -> None:
-    graph = WrittenGraph("encode", (), run=lambda codes: [codes[:1]])
-    codes = np.zeros((2, 3), np.int64)
-    graph.compare([codes], [codes], "noise")
-    reason = "on noise it raised ValueError: shape (1, 3) instead of (2, 3)"
-    assert graph.report()["reasons"] == [reason]
+CODES, SIGNAL = np.zeros((2, 500), np.int64), np.zeros((2, 9), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("codes", "signal", "reasons"),
+    [
+        (np.eye(2, 500, 499, dtype=np.int64), SIGNAL, []),
+        (np.eye(2, 500, dtype=np.int64), SIGNAL, ["2 of 1000 integers differ"]),
+        (CODES, SIGNAL + 0.002, ["outputs differ by 2.0e-03 (a clip); at most 1e-03 is allowed"]),
+        (CODES[:1], SIGNAL, ["on a clip it raised ValueError: shape (1, 500) instead of (2, 500)"]),
+    ],
+)
+def test_graph_of_other_outputs_is_not_written(
+    codes: Any, signal: Any, reasons: list[str], tmp_path: Path
+) -> None:
+    """It has no transcripts, even if its task has labels."""
+    bundle, _, _ = tone_bundle(tmp_path)
+    candidate = Candidate(
+        name="decode",
+        files=[],
+        run=lambda audio, lengths: [codes, signal],
+        run_trained=lambda audio, lengths: [CODES, SIGNAL],
+    )
+    comparison = Comparison(candidate, bundle)
+    comparison.add(Case(SIGNAL, np.array([9, 9]), "a clip", [{"text": "one"}] * 2), ())
+    report = comparison.report("no data")
+    assert (report["reasons"], report["test_sets"]) == (reasons, {"not_compared": "no data"})

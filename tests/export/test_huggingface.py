@@ -171,7 +171,7 @@ def test_other_encoders_are_written(model_type: str, settings: Any, tmp_path: Pa
     with pytest.raises(SbkitError, match="sherpa-onnx computes the features of a model itself"):
         write_sherpa(bundle, tmp_path)
     assert candidate.tail_samples == (0 if model_type in CLASSES else 3200)
-    assert candidate.trained_log_probs is None
+    assert candidate.run_trained is None
     audio = np.random.default_rng(0).standard_normal((2, 16_400)).astype(np.float32) / 10
     lengths = np.array([16_400, 16_160])  # an even and an odd number of windows
     audio[1, 16_160:] = 0

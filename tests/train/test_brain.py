@@ -197,7 +197,7 @@ def test_overflow_skips_the_step_and_halves_the_scale() -> None:
     brain = scaled_brain(3e38)  # any gradient overflows
     brain.fit(range(1), loader(12, 12))
     assert torch.equal(brain.modules["model"].weight, line().weight)
-    assert brain.training_metrics.so_far.skipped_steps == 1
+    assert brain.training_metrics.of_epoch.skipped_steps == 1
     assert brain.nonfinite_count == 0
     assert brain.scaler.get_scale() == pytest.approx(1.5e38)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -24,15 +25,17 @@ from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
 from sbkit.evaluate.run_results import SUMMARY
-from sbkit.logs.metric import Metric, best_key
+from sbkit.logs.metric import Metric
+from sbkit.logs.run_log import LOG_FILE, read_log
 from sbkit.run import export_and_test
+from sbkit.train.evaluation import Evaluator
 from sbkit.train.stopping import (
     FIT_SECONDS,
     STALE_VALIDATIONS,
+    EpochSaver,
     StopSignals,
     TimeLimit,
     find_ends,
-    stale_validations,
     train_restartably,
 )
 from tests.runs import Workplace, read_json, records_of
@@ -99,10 +102,14 @@ def validations_in(folder: Path) -> list[tuple[int, bool, float]]:
 def test_validation_within_an_epoch_changes_no_weight_also_of_an_interrupted_run(
     averages: dict[str, Any], interrupts: str, tmp_path: Path
 ) -> None:
-    """Before, at and after its step, and while it validates; the draws of the loader go on."""
-    weights = []
+    """Before, at and after its step, and while it validates; the draws of the loader go on.
+
+    The log has the same means, too, of two steps and of an epoch.
+    """
+    weights, losses = [], []
     for name, interrupt, interval in (("a", interrupts, 3), ("b", "", 3), ("c", "", 0)):
         settings = {"valid_interval_steps": interval, "average_checkpoints": 9, **averages}
+        settings |= {"output_folder": str(tmp_path / name / "run"), "log_every": 2}
         torch.manual_seed(5)
         brain, fit = interrupted_brain(tmp_path / name, interrupt, **settings)
         if interrupt:
@@ -111,8 +118,16 @@ def test_validation_within_an_epoch_changes_no_weight_also_of_an_interrupted_run
             brain, fit = interrupted_brain(tmp_path / name, "", **settings)
         fit()
         weights.append(brain.modules["model"].weight)
+        records = read_log(tmp_path / name / "run" / LOG_FILE)
+        means = [r["loss"] for r in records if r["kind"] == "step" or r["step"] % 4 == 0]
+        losses.append(means)
+        assert len(means) == 6 + 3
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[1], weights[2])
+    for means in losses[:2]:
+        assert means == pytest.approx(losses[2], rel=1e-15, abs=0)
+    for first, second, of_epoch in zip(*(losses[2][n::3] for n in range(3)), strict=True):
+        assert of_epoch == pytest.approx((first + second) / 2)
     steps = [(step, is_end) for step, is_end, _ in validations_in(tmp_path / "b")]
     assert steps == [(3, False), (4, True), (6, False), (8, True), (9, False), (12, True)]
     assert validations_in(tmp_path / "a") == validations_in(tmp_path / "b")
@@ -136,6 +151,7 @@ def test_early_stopping_ends_a_run_within_an_epoch(tmp_path: Path) -> None:
         ends = stopped if patience else {}
         assert find_ends(tmp_path, {"early_stopping": patience}, 3) == ends | epochs
         assert find_ends(tmp_path, {"early_stopping": step}, 3) == epochs
+    assert find_ends(tmp_path, {}, 4) == find_ends(tmp_path, {}, None) == {}
 
 
 def test_last_steps_are_validated_though_a_validation_within_the_epoch_came_before(
@@ -238,19 +254,23 @@ def test_max_minutes_end_a_run_within_an_epoch_and_go_on_with_more(tmp_path: Pat
     assert shares == pytest.approx([2 / 3, 3 / 4, 5 / 6, 11 / 12])
 
 
-def test_ranks_follow_the_clock_of_the_first(tmp_path: Path) -> None:
-    """Between two questions the share is extrapolated, with other clocks on every rank."""
-    shares: list[list[float]] = []
-    for pace in (1.0, 3.0):  # seconds a step by the clock of this rank
-        seconds = [0.0]
-        limit = TimeLimit(1, clock=lambda now=seconds: now[0])
-        limit.start()
-        shares.append([])
-        for step in range(1, 9):
-            seconds[0] += pace
-            limit.after_step(step, step / 60 if step in (1, 2, 6) else None)
-            shares[-1].append(limit.share)
-    assert shares[0] == shares[1] == pytest.approx([step / 60 for step in range(1, 9)])
+def test_ranks_follow_the_clock_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two questions, and until the limit is over for all, the share stays the same."""
+    first_share = 0.0
+    monkeypatch.setattr("sbkit.train.stopping.world_size", lambda: 2)
+    monkeypatch.setattr(
+        "sbkit.train.stopping.gather_over_ranks",
+        lambda _: [(False, False, first_share, 1e-3)] * 2,  # the last is seconds a step
+    )
+    limit = TimeLimit(1, clock=lambda: 999.0)  # this rank's
+    saver = EpochSaver(None, minutes=0, steps=0, max_steps=None, time_limit=limit)
+    shares = []
+    for step in range(1, 61):
+        first_share = step / 58
+        saver.after_micro_batch(step, ends_step=True, is_last=step == 60)
+        shares.append(limit.share * 58)
+        assert limit.is_over is (step == 60)
+    assert shares == pytest.approx([1] * 25 + [26] * 25 + [51] * 9 + [60])
 
 
 @pytest.mark.slow
@@ -276,30 +296,44 @@ def test_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     assert brain.optimizer_step == 12
 
 
-LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
+@pytest.mark.parametrize("lower_is_better", [True, False])
+def test_early_stopping_counts_validations_since_the_best(lower_is_better: bool) -> None:
+    """An equal one is no better; NaN is the worst, and several of them are no reason to stop."""
+    metrics = {"figure": Metric(lower_is_better=lower_is_better)}
+    evaluator = Evaluator(metrics, lambda results: {"figure": results[0]})
+    assert evaluator.stale == 0
+    since = []
+    for figure in (math.nan, math.nan, 0.7, 0.5, 0.5, math.nan, 0.4, 0.7, 0.4):
+        evaluator.start(["dev"])
+        evaluator.add([figure if lower_is_better else -figure])
+        evaluator.end_validation(1)
+        since.append(evaluator.stale)
+    assert since == [0, 0, 0, 0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.parametrize("metrics", [LOWER, HIGHER])
-def test_early_stopping_counts_validations_since_the_best(
-    metrics: dict[str, Metric], tmp_path: Path
-) -> None:
-    """An equal one is no better, even if its checkpoint is deleted; NaN is the worst."""
-    keeper, key = Checkpointer(tmp_path / "checkpoints"), best_key(metrics)
-    figures, since = (math.nan, 0.7, 0.5, 0.5, math.nan, 0.4, 0.7, 0.4), []
-    for epoch, figure in enumerate(figures, start=1):
-        value = figure if key.min_key else 1 - figure
-        since.append(stale_validations(keeper, key, value))
-        keeper.save_and_keep_only(
-            meta={key.name: value, "epoch": epoch, STALE_VALIDATIONS: since[-1]},
-            num_to_keep=1,
-            **{("min_keys" if key.min_key else "max_keys"): [key.name]},
-        )
-        for patience in (1, 2, 3):
-            ends = find_ends(tmp_path, {"early_stopping": patience}, 99)
-            assert bool(ends) is (since[-1] >= patience)
-    assert since == [0, 0, 0, 1, 2, 0, 1, 2]
-    assert find_ends(tmp_path, {}, 8) == {LIMIT_PATH: 8}
-    assert find_ends(tmp_path, {}, 9) == find_ends(tmp_path, {}, None) == {}
+def test_run_stops_early_only_after_a_validation(tmp_path: Path) -> None:
+    """One that was saved within an epoch, and has less patience now, trains to the next one."""
+    for interrupts, patience, step in (("step 10", 0, 10), ("", 1, 12)):
+        settings = {"average_checkpoints": 1, "early_stopping": patience}
+        brain, fit = interrupted_brain(tmp_path / CHECKPOINTS, interrupts, **settings)
+        brain.score = lambda outputs, batch: [1.0] * len(outputs)  # all are equal
+        with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+            fit()
+        assert brain.optimizer_step == step
+        ends = {} if interrupts else {"early_stopping": 2}
+        assert find_ends(tmp_path, {"early_stopping": 1}, 9) == ends
+
+
+def test_early_stopping_needs_no_checkpointer(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither after an epoch nor within one."""
+    for interval, step in ((0, 8), (1, 2)):
+        settings = {"valid_interval_steps": interval, "early_stopping": 1}
+        brain, fit = interrupted_brain(None, "", **settings)
+        brain.score = lambda outputs, batch: [1.0] * len(outputs)  # all are equal
+        fit()
+        assert brain.optimizer_step == step
+    sentence = "`early_stopping`: 1 validations were no better; training ends."
+    assert caplog.messages.count(sentence) == 2
 
 
 DISK_FAILS = OSError(errno.EIO, "Input/output error", "disk")

@@ -85,7 +85,7 @@ def hash_weights(folder: Path) -> str:
     return digest.hexdigest()
 
 
-# -- configuration ----------------------------------------------------------------------------
+# ---- configuration
 
 
 def _sizes(hidden: int, layers: int, heads: int, intermediate: int) -> Config:
@@ -222,7 +222,7 @@ def _read_license(folder: Path) -> str:
     return ", ".join(filter(None, (name.strip(" \t\r'\"-[]") for name in licenses))) or "unknown"
 
 
-# -- weights ----------------------------------------------------------------------------------
+# ---- weights
 
 # The tensors of models with a head have a prefix.
 HEAD_PREFIXES = (

@@ -105,7 +105,7 @@ class WhisperLayer(nn.Module):
         return self.dropout.add(x, self.fc2(self.activation_dropout(inner)))
 
 
-# -- the decoder
+# ---- the decoder
 
 
 class Memory(NamedTuple):

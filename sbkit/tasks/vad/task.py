@@ -103,7 +103,7 @@ class VadTask(Task):
         return {"speech_frames": speech, "silence_frames": silence}
 
 
-# Labels
+# ---- labels
 
 
 def speech_of(row: Mapping[str, Any], sample_rate: int) -> Bools:
