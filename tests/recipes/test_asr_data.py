@@ -126,10 +126,10 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
     ("content", "match"),
     [
         ({"a.arpa": "", "b.txt": "call"}, "names the ARPA file .*a.arpa and other files"),
-        ({"a.csv": "id,said\n1,call\n"}, "a.csv has none of the columns sentence, .* id, said"),
+        ({"a.csv": "id,said\n1,call\n"}, "a.csv .* sentence, .* id, said"),
         ({"a.jsonl": '{"text": "hi"}\n{"text": 7}\n'}, "the text of row 2 is '7', of the type int"),
-        ({"a.txt": "call", "gone.txt": None}, "must be readable, but .*gone.txt is not"),
-        ({"a.txt.gz": "call"}, "must be readable, but .*a.txt.gz is not .*Not a gzipped file"),
+        ({"a.txt": "call", "gone.txt": None}, "gone.txt"),
+        ({"a.txt.gz": "call"}, "a.txt.gz .*Not a gzipped file"),
         ({"text": "u1-a hi\nu1-b yo\nu2-a\n"}, "each line begins with an id, such as u1-a, which"),
         ({"1.txt": "1\tHi yo.\n2\tSo.\n3\tNo.\n"}, "Remove the ids: awk .* > sentences.txt"),
         ({"a.txt": "Call!"}, r"no sentence to learn from \(1 sentence left out, because dev"),
