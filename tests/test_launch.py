@@ -351,7 +351,7 @@ def test_run_survives_a_dead_rank_a_dead_agent_and_the_end_of_its_job(
         while processes_about(run) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not processes_about(run)  # its ranks have saved and ended
-        assert "checkpoint saved" in job.output()
+        assert "Stopped at" in job.output()
         assert not records_of(run, "test")
 
     spooled = shutil.copy2(LAUNCH / "slurm.sh", tmp_path / "slurm_script")

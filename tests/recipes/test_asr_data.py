@@ -127,7 +127,7 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
     [
         ({"a.arpa": "", "b.txt": "call"}, "names the ARPA file .*a.arpa and other files"),
         ({"a.csv": "id,said\n1,call\n"}, "a.csv .* sentence, .* id, said"),
-        ({"a.jsonl": '{"text": "hi"}\n{"text": 7}\n'}, "the text of row 2 is '7', of the type int"),
+        ({"a.jsonl": '{"text": "hi"}\n{"text": 7}\n'}, "row 2 .*'7'"),
         ({"a.txt": "call", "gone.txt": None}, "gone.txt"),
         ({"a.txt.gz": "call"}, "a.txt.gz .*Not a gzipped file"),
         ({"text": "u1-a hi\nu1-b yo\nu2-a\n"}, "each line begins with an id, such as u1-a, which"),

@@ -273,7 +273,7 @@ def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_pat
     run = Run(YAML, {**finished, "output_folder": tmp_path, "check": False})
     run.make_loaders()
     run = pickle.loads(pickle.dumps(run))  # as a pool of processes takes it
-    with stopped_after(5), pytest.raises(KeyboardInterrupt, match="checkpoint saved"):
+    with stopped_after(5), pytest.raises(KeyboardInterrupt, match="step 5"):
         run.train()
     run.train()
     assert run.scores == Run(YAML, finished).scores
