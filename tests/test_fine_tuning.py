@@ -34,7 +34,7 @@ def test_run_starts_from_a_bundle_with_another_head(
     measure.assert_not_called()  # the statistics are those of the bundle
     output = capsys.readouterr().out
     assert " of 40 rows by token: " in output
-    assert "tensors are loaded: CNN." in output
+    assert "loaded: CNN." in output
     theirs, ours = load_file(bundle / "model.safetensors"), last_parameters(run)
     assert torch.equal(theirs["0.conv1.weight"], ours["0.conv1.weight"])  # frozen
     name = next(key for key in theirs if key.startswith("1.") and key.endswith("weight"))

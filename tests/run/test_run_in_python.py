@@ -207,7 +207,7 @@ def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, resu
     use = RESULTS[result]
     with pytest.raises(SbkitError, match="lr: 0.002 before, 0.004 now"):
         use(Run(YAML, {**finished, "lr": 0.004}))
-    with pytest.raises(SbkitError, match="started with another configuration.*d_model"):
+    with pytest.raises(SbkitError, match="d_model"):
         use(Run(YAML, {**finished, "d_model": 48}))
     with pytest.raises(
         SbkitError,
@@ -273,7 +273,7 @@ def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_pat
     run = Run(YAML, {**finished, "output_folder": tmp_path, "check": False})
     run.make_loaders()
     run = pickle.loads(pickle.dumps(run))  # as a pool of processes takes it
-    with stopped_after(5), pytest.raises(KeyboardInterrupt, match="step 5"):
+    with stopped_after(5), pytest.raises(KeyboardInterrupt, match="saved"):
         run.train()
     run.train()
     assert run.scores == Run(YAML, finished).scores
