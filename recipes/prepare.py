@@ -12,14 +12,14 @@ from datasets import Dataset, concatenate_datasets
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json
 from sbkit.base.imports import user_digests
-from sbkit.base.ranges import DAY, RANGES, Constraint, Range
+from sbkit.base.ranges import DAY, Range
 from sbkit.config.hparams import Settings
+from sbkit.config.keys import KEYS, Key
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.manifest import MIX_SOURCE, to_texts
 from sbkit.data.mix import parse_mix_shares
-from sbkit.data.prepared import DATA_RANGES, PreparedData, prepare, split_fingerprint
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.prepared import PreparedData, prepare, split_fingerprint
 from sbkit.data.shard import Row
 from sbkit.data.splits import (
     Splits,
@@ -31,21 +31,6 @@ from sbkit.data.splits import (
 )
 from sbkit.distributed.device import Placement
 from sbkit.train.recipe import Recipe
-
-MAX_BATCH_SECONDS = 1_000_000
-COMMON_RANGES = {  # the keys that every recipe here reads
-    **TrainSampler.RANGES,
-    **dict.fromkeys(
-        ("min_seconds", "max_seconds"),
-        Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length."),
-    ),
-    # An upper limit, because a count of samples must fit into 64 bits.
-    "batch_seconds": Range(low=0, high=MAX_BATCH_SECONDS, advice="32 is usual."),
-    "eval_batch_seconds": Range(low=1, high=MAX_BATCH_SECONDS, advice="120 is usual."),
-    **DATA_RANGES,
-    **{name: RANGES[name] for name in ("corpus", "data_folder")},
-}
-
 
 # Prepared splits
 
@@ -154,7 +139,13 @@ def collate_clips(rows: Sequence[Row], *, sample_rate: int) -> Batch:
 class CorpusRecipe(Recipe):
     """A recipe that trains on any corpus; by default on its audio, without labels."""
 
-    ranges: ClassVar[Mapping[str, Constraint]] = COMMON_RANGES
+    keys: ClassVar[Mapping[str, Key]] = {
+        **KEYS,
+        **dict.fromkeys(
+            ("min_seconds", "max_seconds"),
+            Key(Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length.")),
+        ),
+    }
 
     def corpus(self, settings: Settings) -> Corpus:
         return corpus_of(settings)

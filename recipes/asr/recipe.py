@@ -9,21 +9,22 @@ from speechbrain import Stage
 from torch import Tensor
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
-from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
+from recipes.prepare import CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, max_unsegmented_samples
-from sbkit.base.ranges import (
-    DROPOUT,
-    KEYS,
-    MAPPING,
-    RANGES,
-    SPEEDS,
-    Constraint,
-    Range,
-    ValueType,
-)
+from sbkit.base.ranges import Dropout, OneOf, Range, Text
 from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
+from sbkit.config.keys import (
+    LANGUAGE_MODELS,
+    Key,
+    above,
+    below,
+    data_key,
+    end_key,
+    label_key,
+    one_of,
+)
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.greedy import merge_repeats
@@ -178,38 +179,44 @@ class AsrRecipe(CorpusRecipe, AsrTask):
     """Train a recognizer on transcripts."""
 
     brain = AsrBrain
-    ranges: ClassVar[Mapping[str, Constraint]] = {
-        **COMMON_RANGES,
-        "ctc_weight": Range(low=0.01, high=1, advice="At 0, the CTC head would not be trained."),
-        "inter_ctc_weight": Range(
-            low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
+    keys: ClassVar[Mapping[str, Key]] = {
+        **CorpusRecipe.keys,
+        "language": data_key(
+            Text(
+                name="one language tag",
+                advice="For several, write mul, and the tables of all languages as `manifest`.",
+            )
         ),
-        "label_smoothing": DROPOUT,
+        "token_type": label_key(OneOf(values=TOKEN_TYPES, advice="char suits little text.")),
+        "ctc_weight": Key(
+            Range(low=0.01, high=1, advice="At 0, the CTC head would not be trained."),
+            1.0,
+            "only CTC; below 1.0, the attention decoder's loss has the rest",
+        ),
+        "inter_ctc_weight": Key(
+            Range(
+                low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
+            )
+        ),
+        "label_smoothing": Key(Dropout, needs={"ctc_weight": below(1)}),
         **dict.fromkeys(
             ("word_lm_order", "token_lm_order"),
-            Range(low=0, high=MAX_ORDER, integer=True, advice="Pass 0 for no model."),
+            end_key(
+                Range(low=0, high=MAX_ORDER, integer=True, advice="Pass 0 for no model."),
+                0,
+                "order of a language model; 0: no model",
+            ),
         ),
-        "text": replace(MAPPING, advice="Write {case: lower}."),
-        "speeds": SPEEDS,
-        "language": ValueType(
-            ("one language tag",),
-            advice="For several, write mul, and the tables of all languages as `manifest`.",
-        ),
-        **{name: RANGES[name] for name in ("lm_text", "keep_better_start")},
-        "token_type": ValueType(TOKEN_TYPES, advice="char suits little text."),
-    }
-    needs: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "pause_seconds": {"pause_prob": "above 0"},
-        "time_width": {"time_masks": "above 0"},
-        "max_time_fraction": {"time_masks": "above 0"},
-        "freq_width": {"freq_masks": "above 0"},
-        "mask_time_length": {"mask_time_prob": "above 0"},
-        "mask_channel_length": {"mask_channel_prob": "above 0"},
-        "kernel_size": {"encoder_module": "conformer or branchformer"},
-        "intermediate_layer": {"inter_ctc_weight": "above 0"},
-        "label_smoothing": {"ctc_weight": "below 1"},
-        "beam_size": {**KEYS["lm_text"].needs, **KEYS["attention_rescoring"].needs},
-        "keep_better_start": {"init_from": "set", "pretrained": "set"},
+        "beam_size": end_key(needs={**LANGUAGE_MODELS, "ctc_weight": below(1)}),
+        # Arguments of parts, which their classes declare.
+        "pause_seconds": Key(needs={"pause_prob": above(0)}),
+        "time_width": Key(needs={"time_masks": above(0)}),
+        "max_time_fraction": Key(needs={"time_masks": above(0)}),
+        "freq_width": Key(needs={"freq_masks": above(0)}),
+        "mask_time_length": Key(needs={"mask_time_prob": above(0)}),
+        "mask_channel_length": Key(needs={"mask_channel_prob": above(0)}),
+        "kernel_size": Key(needs={"encoder_module": one_of("conformer", "branchformer")}),
+        "intermediate_layer": Key(needs={"inter_ctc_weight": above(0)}),
     }
     prepare_splits = staticmethod(prepare_transcripts)
     prepare_labels = staticmethod(prepare_tokenizer)

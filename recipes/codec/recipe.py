@@ -10,10 +10,11 @@ from typing import ClassVar
 
 from speechbrain import Stage
 
-from recipes.prepare import COMMON_RANGES, CorpusRecipe
+from recipes.prepare import CorpusRecipe
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
-from sbkit.base.ranges import NON_NEGATIVE, SPEEDS, Constraint
+from sbkit.base.ranges import NonNegative
+from sbkit.config.keys import Key, above, resumed_key
 from sbkit.data.batch import Batch
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import spectral_distance
@@ -79,13 +80,9 @@ class CodecRecipe(CorpusRecipe, CodecTask):
     """Train a codec on audio."""
 
     brain = CodecBrain
-    ranges: ClassVar[Mapping[str, Constraint]] = {
-        **COMMON_RANGES,
-        **dict.fromkeys(("mel_weight", "spectral_weight", "adversarial_weight"), NON_NEGATIVE),
-        "speeds": SPEEDS,
-        "discriminator_lr": NON_NEGATIVE,
-    }
-    needs: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "discriminator_channels": {"adversarial_weight": "above 0"},
-        "discriminator_lr": {"adversarial_weight": "above 0"},
+    keys: ClassVar[Mapping[str, Key]] = {
+        **CorpusRecipe.keys,
+        **dict.fromkeys(("mel_weight", "spectral_weight", "adversarial_weight"), Key(NonNegative)),
+        "discriminator_channels": Key(needs={"adversarial_weight": above(0)}),
+        "discriminator_lr": resumed_key(NonNegative, needs={"adversarial_weight": above(0)}),
     }

@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 from speechbrain import Stage
 
-from recipes.prepare import COMMON_RANGES, CorpusRecipe
+from recipes.prepare import CorpusRecipe
 from recipes.tts.data import prepare_spoken, prepare_symbols
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.files import write_text_atomically
-from sbkit.base.ranges import NON_NEGATIVE, Constraint, Range, ValueType
+from sbkit.base.ranges import NonNegative, OneOf, Range, Text
 from sbkit.config.hparams import Settings
+from sbkit.config.keys import Key, data_key, label_key
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import spectral_distance
@@ -104,13 +105,15 @@ class TtsRecipe(CorpusRecipe, TtsTask):
     """Train a voice on transcripts."""
 
     brain = TtsBrain
-    ranges: ClassVar[Mapping[str, Constraint]] = {
-        **COMMON_RANGES,
-        **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE),
-        "segment_frames": Range(low=4, integer=True, advice="32 frames are 0.8 s."),
-        "symbols": ValueType(SYMBOL_TYPES, advice="phonemes need espeak-ng."),
-        "language": ValueType(("one language tag",), advice="Train a voice for each language."),
-        "longest_symbol": Range(low=0.1, advice="0.6 s is usual."),
+    keys: ClassVar[Mapping[str, Key]] = {
+        **CorpusRecipe.keys,
+        "language": data_key(
+            Text(name="one language tag", advice="Train a voice for each language.")
+        ),
+        "symbols": label_key(OneOf(values=SYMBOL_TYPES, advice="phonemes need espeak-ng.")),
+        "longest_symbol": Key(Range(low=0.1, advice="0.6 s is usual.")),
+        **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), Key(NonNegative)),
+        "segment_frames": Key(Range(low=4, integer=True, advice="32 frames are 0.8 s.")),
     }
     prepare_splits = staticmethod(prepare_spoken)
     prepare_labels = staticmethod(prepare_symbols)

@@ -11,20 +11,13 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.prepare import COMMON_RANGES, CorpusRecipe
+from recipes.prepare import CorpusRecipe
 from recipes.vad.data import NoisyClips, SpeechBatch, collate, prepare_speech
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.lengths import length_mask
-from sbkit.base.ranges import (
-    DECIBELS,
-    HOUR,
-    POSITIVE_COUNT,
-    SHARE,
-    TEXT,
-    Constraint,
-    Range,
-)
+from sbkit.base.ranges import HOUR, Decibels, PositiveCount, Range, Share
 from sbkit.config.hparams import Settings
+from sbkit.config.keys import Key, above, label_key
 from sbkit.data.batch import Batch
 from sbkit.data.shard import Row
 from sbkit.models.loss import Loss
@@ -84,15 +77,15 @@ class VadRecipe(CorpusRecipe, VadTask):
     """Train a detector on clips in noise."""
 
     brain = VadBrain
-    ranges: ClassVar[Mapping[str, Constraint]] = {
-        **COMMON_RANGES,
-        **dict.fromkeys(("gain_db", "snr_db"), DECIBELS),
-        "silence_seconds": Range(low=0, high=HOUR, advice="Pass 0 for none."),
-        "noise_prob": SHARE,
-        "recognizer": TEXT,
-        "d_model": POSITIVE_COUNT,
+    keys: ClassVar[Mapping[str, Key]] = {
+        **CorpusRecipe.keys,
+        "recognizer": label_key(str | None),
+        "silence_seconds": Key(Range(low=0, high=HOUR, advice="Pass 0 for none.")),
+        "gain_db": Key(Decibels),
+        "noise_prob": Key(Share),
+        "snr_db": Key(Decibels, needs={"noise_prob": above(0)}),
+        "d_model": Key(PositiveCount),
     }
-    needs: ClassVar[Mapping[str, Mapping[str, str]]] = {"snr_db": {"noise_prob": "above 0"}}
     prepare_splits = staticmethod(prepare_speech)
 
     def make_collate(self, hparams: Settings, labels: Any) -> Callable[[Sequence[Row]], Batch]:

@@ -1,14 +1,13 @@
 """Checks of the values, the machine and the run folder.
 
 A key has no effect if no reference names it, the dry run did not read it, and it is none of
-`LATER_KEYS`. The `ranges` of a recipe may have further keys that its code reads later. The dry run
+`LATER_KEYS`. The `keys` of a recipe may have further ones that its code reads later. The dry run
 calls neither the hooks of a test nor those of later epochs.
 """
 
 import math
 import sys
 from collections.abc import Iterator, Mapping, Set
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
@@ -20,7 +19,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from sbkit.base.errors import SbkitError, concerning
 from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
 from sbkit.base.messages import did_you_mean, listed, plural, short_value
-from sbkit.base.ranges import KEYS, RANGES, ValueType, out_of_range
+from sbkit.base.ranges import UNCHECKED
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.checked_run import CheckedRun, Finding, finding_at
 from sbkit.checkpoint.checkpointer import Checkpointer
@@ -37,6 +36,7 @@ from sbkit.config.document import (
     tag_of,
 )
 from sbkit.config.hparams import EPOCH_COUNTER, EPOCH_LIMIT, RunSpec, insert_defaults
+from sbkit.config.keys import KEYS, out_of_range
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
 from sbkit.data.splits import count_tokens, sample_counts
@@ -44,7 +44,6 @@ from sbkit.distributed.device import check_precision, choose_device, device_coun
 from sbkit.export.formats import declared_formats
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.optimizers import FREEZE, matches_path, named_parameters
-from sbkit.train.recipe import load_recipe
 from sbkit.train.schedule import MAX_SCHEDULED_STEPS, highest_factor
 from sbkit.train.setup import (
     describe_run,
@@ -79,10 +78,7 @@ def check_ranges(spec: RunSpec) -> Iterator[Finding]:
 
     An argument is not reported again if the key that holds it is out of range.
     """
-    ranges = dict(RANGES)
-    with suppress(SbkitError):  # a recipe that cannot be imported is found later
-        ranges |= load_recipe(spec).ranges
-    setting_problems = dict(out_of_range(spec.settings, ranges))
+    setting_problems = dict(out_of_range(spec.settings, spec.keys))
     for key, problem in setting_problems.items():
         yield finding_at(spec, key, problem=problem.rstrip("."))
     argument_problems = spec.arguments_out_of_range()
@@ -94,15 +90,12 @@ def check_ranges(spec: RunSpec) -> Iterator[Finding]:
 def check_needs(spec: RunSpec) -> Iterator[Finding]:
     """Note the values of the user that other values turn off, unless they themselves are off."""
     values = dict(spec.settings.items())  # marks no key as read
-    all_needs = {name: key.needs for name, key in KEYS.items()}
-    with suppress(SbkitError):  # a recipe that cannot be imported is found later
-        all_needs |= load_recipe(spec).needs
-    for key, needs in all_needs.items():
-        forms = {name: ValueType((*form.split(" or "),)) for name, form in needs.items()}
-        is_off = forms and not any(values.get(name) in form for name, form in forms.items())
-        has_effect = values.get(key) or getattr(KEYS.get(key), "default", False) is True
+    for key, declared in spec.keys.items():
+        needs = declared.needs
+        is_off = needs and not any(need.holds(values.get(name)) for name, need in needs.items())
+        has_effect = values.get(key) or declared.default is True
         if is_off and has_effect and _is_given(spec, key):
-            conditions = " or ".join(f"`{name}` {form}" for name, form in needs.items())
+            conditions = " or ".join(f"`{name}` {need.text}" for name, need in needs.items())
             yield finding_at(
                 spec,
                 key,
@@ -116,7 +109,7 @@ def _is_given(spec: RunSpec, key: str) -> bool:
     """Return whether the user has set a key, to another value than a YAML of sbkit."""
     if key in spec.user_overrides:
         documents = [replace(spec.declared, root=deepcopy(spec.declared.root))]
-        insert_defaults(documents[0], spec.user_overrides)
+        insert_defaults(documents[0], spec.user_overrides, spec.keys)
     else:
         is_copy = len(spec.document.texts) == 1  # perhaps
         documents = [read_document(file) for file in BUILT_IN_YAMLS if is_copy]
@@ -136,7 +129,8 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
         *(k.names_read for k in (spec.settings, run.copy.spec.settings, run.copy.hparams))
     )
     # What the file refers to counts through these references.
-    names_read |= {*run.data.recipe.ranges} - {name for _, name in spec.declared.references}
+    of_recipe = {n for n, key in spec.keys.items() if n not in KEYS and key.type is not UNCHECKED}
+    names_read |= of_recipe - {name for _, name in spec.declared.references}
     candidates = {*names_read, *spec.document.root} - spec.document.own_keys
     for key in unread_keys(spec, names_read):
         replaced = _replaced_references(spec, key)
@@ -155,7 +149,7 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
             if not is_fault:
                 fix = "Leave it out: it counts in other runs."
         if is_own:
-            fix += " If your code reads it later in the run, list it in the recipe's `ranges`."
+            fix += " If your code reads it later in the run, declare it in the recipe's `keys`."
         yield run.finding(key, problem=problem, fix=fix, stops=is_fault and not is_own)
 
 

@@ -25,62 +25,23 @@ from sbkit.base.files import (
 )
 from sbkit.base.imports import dotted_path
 from sbkit.base.messages import listed, plural, short_value
-from sbkit.base.ranges import KEYS
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.dependencies import NUM_HASH_DIGITS
 from sbkit.config.document import Keys, dotted, referenced_paths, tag_of, text_of, walk
 from sbkit.config.hparams import EPOCH_COUNTER, EPOCH_LIMIT, OUTPUT_FOLDER, RECIPE, RunSpec
+from sbkit.config.keys import DATA_SOURCES, KEYS, Key
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.distributed.same_on_ranks import describe_rank
 from sbkit.evaluate.run_results import SUMMARY
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
 BUNDLE = "bundle"  # the folder of the exported model in a run
-# Keys that are read after the last step: they may change until the run has results.
-END_KEYS = frozenset(
-    {
-        *("decoder", "beam_size", "attention_rescoring"),
-        *("word_lm_order", "token_lm_order", "lm_text"),
-        *("average_checkpoints", "eval_precision", "eval_batch_seconds"),
-        *("keep_better_start", "export_formats", "report_by"),
-    }
-)
-# Keys of the machine, of logging and of saving. A finished run may be opened with other values, but
-# its folder keeps the values it was trained with.
-MACHINE_KEYS = frozenset(
-    {
-        *("output_folder", "device", "num_workers", "audio_store", "store_cache"),
-        "grad_accumulation_factor",  # changes with the number of processes, not the steps
-        *("check", "log_every", "noprogressbar", "stall_seconds", "store_patience"),
-        *("ckpt_interval_minutes", "ckpt_interval_steps"),
-        *("debug", "debug_batches", "debug_epochs"),
-    }
-)
-# Keys that may change when a run is resumed: neither the training data nor the meaning of the
-# weights depends on them.
-CHANGEABLE_KEYS = frozenset(
-    {
-        *MACHINE_KEYS,
-        *END_KEYS,
-        # precision and speed
-        *("precision", "compile", "gradient_checkpointing", "find_unused_parameters"),
-        # length
-        *("number_of_epochs", "max_minutes", "optimizer_step_limit", "early_stopping"),
-        "valid_interval_steps",
-        # against divergence
-        *("nonfinite_patience", "lr", "weight_decay", "max_grad_norm"),
-    }
-)
 # The arguments of an optimizer may change, too, such as `opt_class.betas`. The new values take
 # effect (`sbkit.checkpoint.weights.restore_declared`) and the saved moments are kept. So may the
 # last epoch, and a key of the user's that decides nothing else.
 OPTIMIZER_KEY, SCHEDULE_KEY = "opt_class", "lr_schedule"
 LIMIT_PATH = f"{EPOCH_COUNTER}.{EPOCH_LIMIT}"
 REFERENCED_KEY = re.compile(r"<([^].[>]+)")
-# Keys that are not compared if the hashes of the data are known for both runs
-DATA_SETTINGS = frozenset({"data_folder", "corpus", "manifest"})
-# The only keys that may differ between the processes of a run
-PER_PROCESS_KEYS = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar", "store_cache"}
 MAX_LISTED_DIFFERENCES = 8
 MISSING = object()  # stands for the value of a key that one of two runs lacks
 
@@ -120,6 +81,7 @@ class RunDescription:
         is_repeatable: whether another run has the same figures; not if the clock ends it.
         modules, files: the hashes that `hash_dependencies` returns. One that either run lacks is
             not compared.
+        keys: what is declared about the keys of its YAML; not stored.
     """
 
     values: Mapping[str, Any]
@@ -130,6 +92,7 @@ class RunDescription:
     is_repeatable: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Key] = field(default_factory=lambda: KEYS, repr=False, compare=False)
 
     def paths_referring_to(self, key: str) -> list[str]:
         """List the paths of the references to a key of the root; a path in an object has none."""
@@ -173,6 +136,7 @@ def describe_spec(
         is_repeatable=not values.get("max_minutes"),
         modules=modules,
         files=files,
+        keys=spec.keys,
     )
 
 
@@ -193,11 +157,12 @@ def differences(before: RunDescription, now: RunDescription) -> list[Difference]
             differing.append(Difference(f"the module {name}", old, new))
     # An object within another is a part of the model, such as the `decoder` of a codec.
     texts = [*before.values.values(), *now.values.values()]
-    allowed = {key for key in CHANGEABLE_KEYS if f"<{key}>" not in texts}
+    allowed = {name for name, key in now.keys.items() if key.may_change != "never"}
+    allowed = {name for name in allowed - DATA_SOURCES if f"<{name}>" not in texts}
     if "lazy" in {described.values.get("audio_store") for described in (before, now)}:
         allowed -= {"audio_store"}  # lazy runs take the lengths of clips from the tables
     if before.data and now.data:
-        allowed |= DATA_SETTINGS
+        allowed |= DATA_SOURCES
     same = {path for path, text in now.references.items() if before.references.get(path) == text}
     for difference in _compare(before.values, now.values):
         if any(f"{difference.name}.".startswith(f"{path}.") for path in same):
@@ -217,7 +182,7 @@ def _adjusts_training(name: str, described: RunDescription) -> bool:
     in_optimizers = [path for path in paths if _adjusts_training(path, described)]
     in_schedule = [path for path in paths if path.startswith(f"{SCHEDULE_KEY}.")]
     is_all = len(in_optimizers) + len(in_schedule) == len(paths)
-    return is_all and in_optimizers != [] and name not in KEYS
+    return is_all and in_optimizers != [] and name not in described.keys
 
 
 def require_resumable(
@@ -246,10 +211,11 @@ def require_resumable(
             f"The run in {folder} was started with another configuration: {count} "
             f"({_list(refused)}). For a new run, choose another `output_folder`."
         )
-    changes = [difference for difference in differing if difference.key not in DATA_SETTINGS]
+    changes = [difference for difference in differing if difference.key not in DATA_SOURCES]
     if ends or not trains:
-        changes = [change for change in changes if change.key not in MACHINE_KEYS]
-        effective = set() if (folder / SUMMARY).exists() else {*END_KEYS}
+        changes = [change for change in changes if change.key not in machine_keys(now.keys)]
+        effective = {name for name, key in now.keys.items() if key.may_change == "after training"}
+        effective = set() if (folder / SUMMARY).exists() else effective
         # The content of a file that keeps its name is not among the changed values.
         values = {d.name for d in _compare(before.values, now.values)}
         unused = [c for c in changes if c.key not in effective or c.name not in values]
@@ -282,9 +248,15 @@ def _decides_last_epoch(name: str, described: RunDescription) -> bool:
 
 def require_same_on_ranks(described: RunDescription) -> None:
     """Refuse, on all ranks, a rank with another YAML or other data than rank 0."""
+    keys = described.keys
+    described = replace(described, keys=KEYS)  # those of a recipe may hold what cannot be sent
     (first, first_rank), *other_ranks = gather_over_ranks((described, describe_rank()))
     for other, other_rank in other_ranks:
-        differing = [d for d in differences(first, other) if d.key not in PER_PROCESS_KEYS]
+        differing = [
+            difference
+            for difference in differences(first, other)
+            if keys.get(difference.key, Key()).may_change != "per process"
+        ]
         if differing:
             raise ConfigError(
                 "All processes must train the same model on the same data, but "
@@ -338,7 +310,7 @@ def require_trusted(
                 f"not part of sbkit. If you trust it, pass --import {module}, or in Python "
                 "`user_modules`."
             )
-    for key in {*DATA_SETTINGS, "lm_text"} - {*user_keys}:
+    for key in {*DATA_SOURCES, "lm_text"} - {*user_keys}:
         for text in to_json(settings.get(key)).split('"'):
             path = Path(text)
             if "://" in text or (path.exists() and not (path.is_file() or path.is_dir())):
@@ -347,6 +319,15 @@ def require_trusted(
                     "yourself: sbkit score RUN TABLE, sbkit tune RUN/bundle --data TABLE --out "
                     f"NEW, or in Python Run.open(RUN, {{'{key}': ...}})."
                 )
+
+
+def machine_keys(keys: Mapping[str, Key]) -> set[str]:
+    """Return the keys of the machine, of logging and of saving.
+
+    A finished run may be opened with other values, but its folder keeps the values it was trained
+    with.
+    """
+    return {name for name, key in keys.items() if not key.affects}
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -364,7 +345,8 @@ def read_description(folder: Path) -> RunDescription:
 
 def write_description(folder: Path, described: RunDescription) -> None:
     """Write the description of a run into its folder."""
-    write_text_atomically(folder / RUN_CONFIG_FILE, to_json(vars(described), indent=1) + "\n")
+    content = {name: value for name, value in vars(described).items() if name != "keys"}
+    write_text_atomically(folder / RUN_CONFIG_FILE, to_json(content, indent=1) + "\n")
 
 
 def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[str, Any]]:

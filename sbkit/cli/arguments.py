@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.machine import PRECISIONS
-from sbkit.base.ranges import RANGES
 from sbkit.cli.clip_table import parse_share
+from sbkit.config.keys import KEYS
 
 Handler = Callable[[Namespace], int | None]  # from the parsed arguments to an exit code
 AddArgument = Callable[..., object]  # `add_argument` of a command's parser
@@ -127,6 +127,6 @@ def _parse_columns(text: str) -> object:
     from sbkit.config.overrides import parse_overrides
 
     columns = parse_overrides([f"--columns={text}"])["columns"]
-    if columns not in RANGES["columns"]:
+    if columns not in KEYS["columns"].values:
         raise ConfigError(f"`--columns` must be a mapping such as '{{text: wrd}}', but is {text}.")
     return columns

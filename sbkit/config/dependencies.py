@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from sbkit.base.imports import user_digests
-from sbkit.base.ranges import KEYS
 from sbkit.config.document import walk
 from sbkit.config.hparams import OUTPUT_FOLDER, RunSpec
+from sbkit.config.keys import KEYS
 
 # Of the keys of every run, only this one names a file to hash. The others name no file, or data,
 # which has fingerprints, or initial weights.

@@ -33,8 +33,9 @@ from ruamel.yaml.tag import Tag
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import RUN_YAML, is_run, require_regular
 from sbkit.base.messages import did_you_mean
-from sbkit.base.ranges import FLAG, RANGES, VALUE_FORMS, Range, ValueType, as_flag
+from sbkit.base.ranges import Flag, Range, as_flag, constraint_of, takes_text
 from sbkit.base.user_folders import expand_home
+from sbkit.config.keys import KEYS, Key, SomeTexts
 
 Keys = tuple[str | int, ...]
 
@@ -235,10 +236,10 @@ class Constructor(RoundTripConstructor):
         limit_aliases(node)
         _refer_to_merged(node, "", {})
         for key, value in node.value if isinstance(node, MappingNode) else ():
-            kind = RANGES.get(str(key.value))
-            if kind == FLAG and isinstance(as_flag(value.value), bool):
+            constraint = KEYS.get(str(key.value), Key()).values
+            if isinstance(constraint, Flag) and isinstance(as_flag(value.value), bool):
                 value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
-            elif isinstance(kind, ValueType) and "text" in str(kind):
+            elif takes_text(constraint):
                 is_scalar = isinstance(value, ScalarNode)  # then false may mean "none"
                 _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
         return super().construct_document(node)
@@ -451,7 +452,7 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
             raise ConfigError(f"{where} is resolved too early. Move `{dotted(keys)}` above it.")
         if isinstance(target, str) and REFERENCE.search(target):
             raise ConfigError(f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too.")
-        if not is_whole and VALUE_FORMS["a list of texts"](target):
+        if not is_whole and target in constraint_of(SomeTexts):
             target = "-".join(target)  # for the name of a folder: en-it for [en, it]
             text = text.replace(f"<{REFERENCE.split(filled_text)[1]}>", target)
         is_object = bool(tag_of(target)) or isinstance(target, dict | list)

@@ -1,6 +1,5 @@
 """Read the hyperparameters of a run from its YAML and overrides, and build its objects."""
 
-import sys
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
 from copy import deepcopy
@@ -22,7 +21,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import search_folders
-from sbkit.base.ranges import ARGUMENT, KEYS, REQUIRED, range_error, ranges_of, require_in_range
+from sbkit.base.ranges import UNCHECKED, range_error
 from sbkit.config.document import (
     BUILDER_TAGS,
     REFERENCE,
@@ -42,6 +41,7 @@ from sbkit.config.document import (
     text_of,
     walk,
 )
+from sbkit.config.keys import KEYS, REQUIRED, Key, arguments_of, require_values
 from sbkit.config.overrides import apply_overrides, nest_overrides
 
 OUTPUT_FOLDER = "output_folder"  # the key of the folder that a run writes to
@@ -162,6 +162,7 @@ class RunSpec:
         tree: the same with its references resolved.
         settings: the plain values of the root.
         defaults: the keys that the YAML leaves out and no override sets.
+        keys: what is declared about the keys of its recipe, or only about those of every run.
         recipe: the class that replaces the recipe named in the YAML.
         target: the machine that the run is for, such as cuda:8; None for this one.
     """
@@ -174,6 +175,7 @@ class RunSpec:
     tree: CommentedMap = field(repr=False)
     settings: Settings = field(repr=False)
     defaults: Sequence[str] = field(repr=False)
+    keys: Mapping[str, Key] = field(repr=False, default_factory=KEYS.copy)
     recipe: type | None = None
     target: str | None = None
 
@@ -190,7 +192,9 @@ class RunSpec:
     def with_overrides(self, **overrides: object) -> "RunSpec":
         """Apply further overrides, as if they stood in the YAML; its file is not read again."""
         all_overrides = {**self.overrides, **overrides}
-        spec = make_spec(self.declared, all_overrides, recipe=self.recipe, target=self.target)
+        spec = make_spec(
+            self.declared, all_overrides, keys=self.keys, recipe=self.recipe, target=self.target
+        )
         return replace(spec, user_overrides=self.user_overrides)
 
     @cached_property
@@ -279,13 +283,13 @@ class RunSpec:
         for keys, node in walk(self.document.root):
             if not tag_of(node).startswith(BUILDER_TAGS):
                 continue
-            ranges = ranges_of(tag_of(node).partition(":")[2])
+            constraints = arguments_of(tag_of(node).partition(":")[2])
             for name, child in children(node):
-                range_ = ranges.get(name, ARGUMENT)
+                constraint = constraints.get(str(name), UNCHECKED)
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
                 path = referenced_key(child, (*keys, name))
-                if not (holds_object(value) or value in range_):
-                    errors.setdefault(path, range_error(dotted(path), value, range_))
+                if not (holds_object(value) or value in constraint):
+                    errors.setdefault(path, range_error(dotted(path), value, constraint))
         return errors
 
 
@@ -298,6 +302,8 @@ def read_spec(
 ) -> RunSpec:
     """Read a YAML with its overrides, and the defaults (`KEYS`) of the keys that it leaves out.
 
+    Keys that only its recipe declares are known to `declare_run`, which imports it.
+
     overrides: by key, such as `lr` or `Transformer.dropout`.
     recipe: replaces the recipe named in the YAML.
     target: another machine that the run is for.
@@ -309,6 +315,7 @@ def make_spec(
     declared: Document,
     overrides: Mapping[str, object],
     *,
+    keys: Mapping[str, Key] = KEYS,
     recipe: type | None = None,
     target: str | None = None,
 ) -> RunSpec:
@@ -316,6 +323,8 @@ def make_spec(
 
     The YAML of a run folder always writes to that folder. From now on, Python also searches the
     folder of the YAML for modules.
+
+    keys: those of its recipe.
     """
     document = replace(declared, root=deepcopy(declared.root))
     user_overrides = nest_overrides(overrides)
@@ -323,7 +332,7 @@ def make_spec(
     if document.is_in_run_folder:
         overrides = {OUTPUT_FOLDER: str(document.path.parent), **user_overrides}
     search_folders(document.module_folders)
-    defaults = insert_defaults(document, overrides)
+    defaults = insert_defaults(document, overrides, keys)
     apply_overrides(document, overrides)
     tree = resolve_references(document)
     plain = {key: plain_value(node) for key, node in tree.items() if key[:2] != "__"}
@@ -337,33 +346,30 @@ def make_spec(
         tree=tree,
         settings=Settings(frozen(settings)),
         defaults=defaults,
+        keys=keys,
         recipe=recipe,
         target=target,
     )
 
 
-def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list[str]:
+def insert_defaults(
+    document: Document, overrides: Mapping[str, object], keys: Mapping[str, Key]
+) -> list[str]:
     """Insert the keys that a YAML with a recipe leaves out; return the ones without an override.
 
-    These are all keys of `KEYS` that have a default, and overridden keys of the recipe's ranges.
+    These are all keys that have a default, and overridden keys of the recipe without one.
     """
     root = document.root
     if RECIPE not in root:
         return []
-    optional = [name for name in KEYS if KEYS[name].default is not REQUIRED]
-    recipe = str(root[RECIPE])
-    is_trusted = recipe.startswith(("sbkit.", "recipes.")) or not document.is_in_run_folder
-    for name in overrides.keys() - root.keys() - {*optional}:
-        # A run folder may be a stranger's: reading its YAML must not import the stranger's modules.
-        can_import = is_trusted or recipe.rpartition(".")[0] in sys.modules
-        if can_import and name in ranges_of(recipe):
-            root[name] = None
-    names = [name for name in optional if root.get(name) is None]
-    names = [name for name in names if name not in root or None not in KEYS[name].values]
+    names = [name for name in keys if root.get(name) is None and keys[name].default is not REQUIRED]
+    names = [name for name in names if name not in root or None not in keys[name].values]
+    for name in overrides.keys() & keys.keys() - KEYS.keys() - root.keys() - {*names}:
+        root[name] = None
     defaults = [name for name in names if name not in overrides]
     for name in sorted(names, key=defaults.__contains__):  # overridden keys first
-        root[name] = deepcopy(KEYS[name].default)
-        root.yaml_add_eol_comment(KEYS[name].meaning, name)
+        root[name] = deepcopy(keys[name].default)
+        root.yaml_add_eol_comment(keys[name].meaning, name)
     if defaults:
         title = "======== defaults of the keys that the YAML leaves out\n\n"
         root.yaml_set_comment_before_after_key(defaults[0], before=title)
@@ -385,7 +391,7 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Sett
 def build_hparams(spec: RunSpec) -> Settings:
     """Check the ranges of all values, and build everything that a YAML declares."""
     search_folders(spec.document.module_folders)
-    require_in_range(spec.settings)
+    require_values(spec.settings, spec.keys)
     for keys, message in spec.arguments_out_of_range().items():
         raise ConfigError(f"{message} ({spec.place(*keys)})", keys=keys)
     path: list[Node] = []  # from the root to the node that is being built

@@ -106,11 +106,6 @@ class Key:
         """The allowed values."""
         return constraint_of(self.type)
 
-    @property
-    def is_compared_by_content(self) -> bool:
-        """Whether another value is the same if the data is."""
-        return self.may_change == "per process" and self.affects != set()
-
 
 # ---- the keys of every run
 
@@ -132,6 +127,7 @@ Names = Mapping[str, Any]
 TextMapping = Annotated[object, MappingOf(item=Texts())]
 FileMapping = Annotated[object, MappingOf(item=Texts(), may_be_empty=False)]
 Precision = Literal["fp32", "bf16", "fp16"]
+AudioStore = Literal["pcm", "flac", "lazy"]
 LANGUAGE_MODELS = {"word_lm_order": above(0), "token_lm_order": above(0)}
 MAX_BATCH_SECONDS = 1_000_000  # a count of samples must fit into 64 bits
 
@@ -195,7 +191,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "audio_store": machine_key(
         Annotated[
-            Literal["pcm", "flac", "lazy"],
+            AudioStore,
             "pcm is fast; flac takes 60 % of its space; lazy none, but needs durations.",
         ],
         "pcm",
@@ -332,6 +328,10 @@ KEYS: Mapping[str, Key] = {
         "such as [onnx]: formats of `sbkit export` that the run writes into its bundle",
     ),
 }
+# What the data is read from; runs are compared by the data instead, if it is known.
+DATA_SOURCES = frozenset(
+    name for name, key in KEYS.items() if key.affects == ROWS and key.may_change == "per process"
+)
 
 
 # ---- arguments

@@ -11,7 +11,7 @@ from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import nearest
-from sbkit.base.ranges import LIST, RANGES, Range, as_flag
+from sbkit.base.ranges import as_flag, constraint_of, takes_mapping
 from sbkit.config.document import (
     BUILDER_TAGS,
     ONLY_TAG,
@@ -32,6 +32,7 @@ from sbkit.config.document import (
     text_of,
     walk,
 )
+from sbkit.config.keys import KEYS, Key
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 KEY_PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
@@ -221,7 +222,8 @@ def _replace(
     document: Document, parent: Container, defaults: Container, keys: Keys, value: object
 ) -> None:
     """Replace the value at ``keys[-1]`` of its parent; of a mapping, only some keys."""
-    if "mapping" in str(RANGES.get(dotted(keys[:-1]))):  # the user chooses its keys
+    parent_key = KEYS.get(dotted(keys[:-1]), Key())
+    if takes_mapping(parent_key.values):  # the user chooses its keys
         parent[keys[-1]] = value
         return
     key = _existing_key(document, parent, keys)
@@ -292,12 +294,12 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
         return int(number) if float(number).is_integer() else number  # 1000 for 1e3
     if value_kind is not object and kind in (type(None), value_kind):
         return value
-    if value in RANGES.get(dotted(keys), ()):  # such as null
+    if dotted(keys) in KEYS and value in KEYS[dotted(keys)].values:  # such as null
         return value
     expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
-    range_ = LIST if kind is Sequence else Range(integer=isinstance(default, int), advice="")
+    type_ = list[str] if kind is Sequence else int if isinstance(default, int) else float
     is_advised = kind in (Real, Sequence) and value_kind is str
-    advice = f" {range_.advice_for(value)}" if is_advised else ""
+    advice = f" {constraint_of(type_).advice_for(value)}" if is_advised else ""
     raise ConfigError(
         f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
         f"({KIND_NAMES.get(value_kind, 'an object')}).{advice.rstrip()}"

@@ -47,10 +47,10 @@ from sbkit.base.files import (
 )
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
-from sbkit.base.ranges import RANGES, Range, ValueType, require_in_range
 from sbkit.base.user_folders import cache_folder, make_cache_folder
 from sbkit.base.versions import data_versions
 from sbkit.config.hparams import Settings, read_spec
+from sbkit.config.keys import KEYS, ROWS, require_values
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING, ROWS_VERSION, texts_in
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
@@ -87,20 +87,11 @@ CORPUS_FORMAT = 7
 UNSAFE_CHARS = re.compile(r"[^\w.+-]+")  # in the name of a folder
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # 1000 clips of 5 s at 16 kHz take 160 MB
 UNITS_PER_CORE = 4  # for a small corpus
-DATA_RANGES = {
-    "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    "audio_store": ValueType(
-        STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
-    ),
-}
 # Keys that decide which audio there is, and keys that decide how it is stored
 SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding")
 STORED_AUDIO_KEYS = ("sample_rate", "audio_store")
 # All keys that corpora and filters may read
-DATA_KEYS = (
-    *(*SOURCE_KEYS, *STORED_AUDIO_KEYS),
-    *("splits", "split_shares", "language", "where"),
-)
+DATA_KEYS = (*(name for name, key in KEYS.items() if key.affects == ROWS), "audio_store")
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +202,7 @@ class Spec:
 def read_data_settings(yaml_file: Path, overrides: Mapping[str, object]) -> Settings:
     """Read the values of a YAML; this imports neither its recipe nor torch."""
     settings = read_spec(yaml_file, overrides).settings
-    require_in_range(settings, {**RANGES, **DATA_RANGES})
+    require_values(settings)
     return settings
 
 

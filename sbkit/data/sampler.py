@@ -14,14 +14,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, concerning
-from sbkit.base.ranges import SHARE, Range
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.mix import MixSource
 
@@ -223,8 +222,6 @@ class TrainSampler:
         sources: of a mix; by default, every utterance is used once in each epoch.
         sample_rate: Hz.
     """
-
-    RANGES: ClassVar = {"concat_prob": SHARE, "batch_seconds": Range(low=0, advice="32 is usual.")}
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import datasets
 import numpy as np
@@ -37,6 +37,7 @@ from sbkit.base.messages import note_once
 from sbkit.base.stores import wait_for_store
 from sbkit.base.user_folders import cache_folder
 from sbkit.base.workers import ThreadPool
+from sbkit.config.keys import AudioStore
 from sbkit.data.clip_decoding import DecodedFile, decode_file
 from sbkit.data.filesystem import Storage, map_ahead, read_ranges
 from sbkit.data.manifest import CHANNEL_FAULT, Excluded
@@ -44,7 +45,7 @@ from sbkit.data.manifest import CHANNEL_FAULT, Excluded
 logger = logging.getLogger(__name__)
 
 LAZY = "lazy"
-STORES = ("pcm", "flac", LAZY)
+STORES: tuple[str, ...] = get_args(AudioStore)
 MAX_DURATION_ERROR = 0.05  # seconds; an MP3 encoder adds up to two frames, 48 ms at 48 kHz
 AUDIO = "audio"  # the column of a prepared split
 AUDIO_TYPE = pa.struct(

@@ -22,7 +22,6 @@ from sbkit.base.files import RUN_YAML, write_text_atomically
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.messages import plural
 from sbkit.base.process import drop_unwritable
-from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.base.stores import wait_for_store
 from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.base.user_folders import prepare_user
@@ -34,18 +33,18 @@ from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
     BUNDLE,
     CHECKPOINTS,
-    DATA_SETTINGS,
-    MACHINE_KEYS,
     RunDescription,
     describe_spec,
     differences,
     has_checkpoint,
+    machine_keys,
     read_description,
     require_resumable,
     require_same_on_ranks,
     write_description,
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings
+from sbkit.config.keys import DATA_SOURCES, require_values
 from sbkit.data.batch import Loaders
 from sbkit.data.data_report import log_data, write_data_report
 from sbkit.data.read_manifests import store_rows
@@ -351,7 +350,7 @@ class Run:
             return
         before = read_description(self.folder)
         splits: Splits | None = None
-        if any(self.settings.get(key) != before.values.get(key) for key in DATA_SETTINGS):
+        if any(self.settings.get(key) != before.values.get(key) for key in DATA_SOURCES):
             self._require_trusted()  # the data may have been moved
             splits = self.prepare_splits()
         now = describe_spec(self.spec, data=None if splits is None else splits.fingerprints)
@@ -385,7 +384,7 @@ class Run:
         """Refuse edited modules, and values out of their ranges."""
         require_unedited_modules(self.spec)
         with self.spec.placing_errors():
-            require_in_range(self.spec.settings, {**RANGES, **load_recipe(self.spec).ranges})
+            require_values(self.spec.settings, self.spec.keys)
 
     def make_loaders(self) -> Loaders:
         """Plan the batches of every split."""
@@ -532,12 +531,11 @@ def write_yaml(run: PreparedRun, description: RunDescription, *, has_ended: bool
     spec, folder = run.spec, run.spec.folder
     if has_ended:
         before = read_description(folder)
-        changed = (
-            {d.key for d in differences(before, description)} & MACHINE_KEYS & {*before.values}
-        )
+        changed = {d.key for d in differences(before, description)}
+        changed &= machine_keys(spec.keys) & {*before.values}
         spec = spec.with_overrides(**{key: before.values[key] for key in changed})
         description = describe_run(replace(run, spec=spec), before.helpers)
-        is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, description))
+        is_changed = any(d.key not in DATA_SOURCES for d in differences(before, description))
         is_outdated = is_changed and not (folder / SUMMARY).exists()
     with rank0_then_others():
         if rank() == 0:

@@ -38,7 +38,6 @@ from torch.utils.data import DataLoader
 from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError, translate
 from sbkit.base.machine import warn_of_unused_gpu
-from sbkit.base.ranges import KEYS
 from sbkit.base.stores import store_patience
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
@@ -58,6 +57,7 @@ from sbkit.checkpoint.rng import (
     seed_torch,
 )
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
+from sbkit.config.keys import KEYS
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve_placement

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import RUN_YAML, parsing_errors, read_file
 from sbkit.base.messages import listed, short_value
-from sbkit.base.ranges import require_in_range
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleFiles, Plain
 from sbkit.bundle.module_spec import SpecWriter
 from sbkit.bundle.task import Task
@@ -41,6 +40,7 @@ from sbkit.checkpoint.weights import (
 )
 from sbkit.config.document import Document, holds_object, plain_value
 from sbkit.config.hparams import make_spec, read_spec
+from sbkit.config.keys import KEYS, Key, require_values
 from sbkit.evaluate.run_results import ends_with_start
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import text_tokens_of
@@ -303,7 +303,9 @@ def encoder_config_of(folder: Path) -> dict[str, Any] | None:
     return config
 
 
-def with_encoder_config(declared: Document, overrides: Mapping[str, object]) -> dict[str, object]:
+def with_encoder_config(
+    declared: Document, overrides: Mapping[str, object], keys: Mapping[str, Key] = KEYS
+) -> dict[str, object]:
     """Return the overrides with the sizes of the encoder, if the YAML has `encoder_config`.
 
     A resumed run keeps the sizes that it began with. A new one takes them from `pretrained`; if
@@ -318,7 +320,7 @@ def with_encoder_config(declared: Document, overrides: Mapping[str, object]) -> 
     if isinstance(config, dict) and not holds_object(config):  # the YAML refers to sizes in it
         sizes = complete_config(config, source_file=f"`{ENCODER_CONFIG}`")
         overrides = {**overrides, ENCODER_CONFIG: sizes}
-    settings = make_spec(declared, overrides).settings
+    settings = make_spec(declared, overrides, keys=keys).settings
     if ENCODER_CONFIG not in settings:
         return dict(overrides)
     run = Path(settings["output_folder"])
@@ -337,8 +339,8 @@ def with_encoder_config(declared: Document, overrides: Mapping[str, object]) -> 
 
 
 def _config_of_new_run(settings: Mapping[str, Any], *, downloads: bool) -> Mapping[str, Any]:
-    names = {key: settings.get(key) for key in (PRETRAINED, REVISION)}
-    require_in_range(names)
+    names = {key: settings[key] for key in (PRETRAINED, REVISION)}
+    require_values(names)
     name, revision = names.values()
     declared = settings[ENCODER_CONFIG]
     if name is None:

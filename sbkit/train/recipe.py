@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.imports import dotted_path, import_recipe, search_folders
-from sbkit.base.ranges import Constraint
 from sbkit.bundle.task import Task
-from sbkit.checkpoint.run_config import DATA_SETTINGS, require_trusted
+from sbkit.checkpoint.run_config import require_trusted
+from sbkit.config.document import Document
 from sbkit.config.hparams import RECIPE, RunSpec, Settings
+from sbkit.config.keys import DATA_SOURCES, KEYS, Key
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
 from sbkit.data.sampler import StepSampler
@@ -31,18 +32,17 @@ class Recipe(Task):
 
     Attributes:
         brain: the class of the `sbkit.Brain` that trains it.
-        ranges: allowed ranges of the recipe's own keys; those here count as read by its code.
-        needs: by key, other keys and the form of their values (words, or one of VALUE_FORMS in
-            `sbkit.base.ranges`), without any of which it has no effect.
+        keys: what is declared about the keys of its YAMLs: `KEYS`, and its own, which count as read
+            by its code.
 
     >>> from recipes.asr.recipe import AsrRecipe
     >>> class Mine(AsrRecipe):
+    ...     keys = {**AsrRecipe.keys, "my_weight": Key(Share, 0.1, "of my loss")}
     ...     brain = MyBrain  # doctest: +SKIP
     """
 
     brain: ClassVar[type[Brain]]
-    ranges: ClassVar[Mapping[str, Constraint]] = {}
-    needs: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    keys: ClassVar[Mapping[str, Key]] = KEYS
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a method of the task, which the bundles of a run would not have."""
@@ -102,29 +102,31 @@ def load_trusted_recipe(spec: RunSpec, user_modules: Collection[str]) -> Recipe:
     """
     require_trusted(spec.settings, spec.user_keys, user_modules)
     recipe = load_recipe(spec)
-    if not DATA_SETTINGS & spec.user_keys and (corpus := recipe.corpus(spec.settings)) is not None:
+    if not DATA_SOURCES & spec.user_keys and (corpus := recipe.corpus(spec.settings)) is not None:
         corpus.require_fetched()
     return recipe
 
 
-@concerning(RECIPE)
 def load_recipe(spec: RunSpec) -> Recipe:
     """Make the recipe of a run: the one given in Python, or the one that its YAML names."""
-    if spec.recipe is not None:
-        given_recipe: Recipe = spec.recipe()
-        return given_recipe
-    name, yaml_file = spec.settings.get(RECIPE), spec.yaml_file
+    kind: type[Recipe] = spec.recipe or find_recipe(spec.settings.get(RECIPE), spec.document)
+    return kind()
+
+
+@concerning(RECIPE)
+def find_recipe(name: object, document: Document) -> type[Recipe]:
+    """Import the recipe that a YAML names."""
     if not isinstance(name, str) or "." not in name:
         raise ConfigError(
-            f"`recipe` in {yaml_file} must be MODULE.NAME of a recipe, but is {name!r}. Write "
+            f"`recipe` in {document.path} must be MODULE.NAME of a recipe, but is {name!r}. Write "
             "`recipe: recipes.asr.recipe.AsrRecipe`."
         )
-    search_folders(spec.document.module_folders)
+    search_folders(document.module_folders)
     module, _, attribute = name.rpartition(".")
     recipe = getattr(import_recipe(module), attribute, None)
     if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         raise ConfigError(
-            f"`recipe` in {yaml_file} must name a subclass of sbkit.train.recipe.Recipe, but "
+            f"`recipe` in {document.path} must name a subclass of sbkit.train.recipe.Recipe, but "
             f"{name} is {'not there' if recipe is None else 'none'}."
         )
-    return recipe()
+    return recipe

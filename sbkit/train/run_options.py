@@ -7,7 +7,8 @@ import speechbrain as sb
 from speechbrain.utils.run_opts import RunOptions
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import RANGES, Range, require_in_range
+from sbkit.base.ranges import Range
+from sbkit.config.keys import KEYS, require_values
 
 # Options and hooks without an effect here, and what to do instead
 REFUSED_OPTIONS = {
@@ -32,7 +33,7 @@ HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` c
 )
 
 # The other keys of a SpeechBrain script may mean something else.
-NUMBERS = {name: range_ for name, range_ in RANGES.items() if isinstance(range_, Range)}
+NUMBERS = {name: key for name, key in KEYS.items() if isinstance(key.values, Range)}
 
 
 def read_run_options(
@@ -47,7 +48,7 @@ def read_run_options(
     options = {**{name: hparams[name] for name in names if name in hparams}, **overrides}
     plain_types = (bool, int, float, str, list)  # an object belongs to the recipe
     plain = {name: value for name, value in hparams.items() if isinstance(value, plain_types)}
-    require_in_range({**plain, **options}, NUMBERS)
+    require_values({**plain, **options}, NUMBERS)
     for name, instead in REFUSED_OPTIONS.items():
         if options.get(name):
             raise ConfigError(

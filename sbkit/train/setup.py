@@ -38,6 +38,7 @@ report.html            the results as one page with audio, which loads nothing f
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -49,7 +50,7 @@ import torch
 from torch import nn
 
 from sbkit.base.checksums import READ_ERRORS, checksum
-from sbkit.base.errors import ConfigError, concerning
+from sbkit.base.errors import ConfigError, SbkitError, concerning
 from sbkit.base.files import from_plain, read_file, to_json, write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.base.versions import data_versions, versions
@@ -57,9 +58,7 @@ from sbkit.checkpoint.checkpointer import NORMALIZER
 from sbkit.checkpoint.folder import TASK
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
-    CHANGEABLE_KEYS,
     CHECKPOINTS,
-    DATA_SETTINGS,
     LIMIT_PATH,
     RunDescription,
     describe_spec,
@@ -68,7 +67,7 @@ from sbkit.checkpoint.run_config import (
     require_resumable,
 )
 from sbkit.config.dependencies import hash_dependencies
-from sbkit.config.document import children, dotted, read_document
+from sbkit.config.document import Document, children, dotted, read_document
 from sbkit.config.hparams import (
     EPOCH_COUNTER,
     EPOCH_LIMIT,
@@ -79,6 +78,7 @@ from sbkit.config.hparams import (
     build_hparams,
     make_spec,
 )
+from sbkit.config.keys import KEYS, Key
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.forgetting import find_forgotten
@@ -105,7 +105,7 @@ from sbkit.train.initialize import (
     with_encoder_config,
 )
 from sbkit.train.ownership import prepare_helpers
-from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.recipe import Recipe, find_recipe, load_recipe
 from sbkit.train.stopping import find_ends
 
 LABEL_RECORD_FILE = "labels.json"
@@ -128,9 +128,23 @@ def declare_run(
     """
     user_overrides = nest_overrides(overrides)
     declared = read_document(yaml_file)
-    complete = with_encoder_config(declared, user_overrides)
-    spec = make_spec(declared, complete, recipe=recipe, target=target)
+    keys = _keys_of(declared, user_overrides.get(RECIPE), recipe)
+    complete = with_encoder_config(declared, user_overrides, keys)
+    spec = make_spec(declared, complete, keys=keys, recipe=recipe, target=target)
     return replace(spec, user_overrides=user_overrides)
+
+
+def _keys_of(
+    declared: Document, overridden: object, recipe: type[Recipe] | None
+) -> Mapping[str, Key]:
+    """Return what the recipe of a run declares about keys."""
+    name = str(overridden or declared.root.get(RECIPE))
+    # A run folder may be a stranger's: reading its YAML must not import the stranger's modules.
+    is_trusted = name.startswith(("sbkit.", "recipes.")) or name.rpartition(".")[0] in sys.modules
+    if recipe is None and (is_trusted or not declared.is_in_run_folder):
+        with suppress(SbkitError):  # a recipe that cannot be imported is found later
+            recipe = find_recipe(name, declared)
+    return KEYS if recipe is None else {**KEYS, **recipe.keys}
 
 
 def user_modules_of(spec: RunSpec) -> frozenset[str]:
@@ -359,7 +373,7 @@ class LabelRecord:
 def digest_label_inputs(spec: RunSpec, splits: Splits) -> str:
     """Return a digest of all that may decide the labels: values, data, code and initial models."""
     described = describe_spec(spec, data=splits.fingerprints, dependencies=hash_dependencies(spec))
-    ignored = CHANGEABLE_KEYS | DATA_SETTINGS
+    ignored = {name for name, key in spec.keys.items() if key.may_change != "never"}
     values = {k: value for k, value in described.values.items() if k.split(".")[0] not in ignored}
     folders = init_folders(spec.settings)
     if spec.settings.get(PRETRAINED):
