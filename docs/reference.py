@@ -9,8 +9,10 @@ a YAML, the help of an option, or a docstring.
 import argparse
 import ast
 import inspect
+import pydoc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,12 @@ from sbkit.base.errors import (
     PARTLY_DONE,
     PIPE_CLOSED,
 )
-from sbkit.base.ranges import KEYS, REQUIRED
+from sbkit.base.ranges import UNCHECKED
 from sbkit.commands.cli import build_parser
+from sbkit.config.hparams import read_spec
+from sbkit.config.keys import REQUIRED, Key
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL_KEYS = {name: key for name, key in KEYS.items() if key.default is not REQUIRED}
 FOLDER = ROOT / "docs/reference"
 NOTE = "\n\n<!-- `python -m docs.reference` writes this page. -->\n\n"
 # The modules whose docstrings list files, by heading: a line is a name, two spaces and the content.
@@ -154,6 +157,17 @@ One process needs no torchrun: started with python, `train.py` prints only the e
 `tools/launch` keeps the codes, prints the error as the last line, and starts a run again after any
 code but 0, 2, 3 and 75; under Slurm, code 1 then queues the job again.
 """
+KEYS_PAGE = """\
+The keys of `hparams/*.yaml` with their defaults. A YAML with the key `base` has all keys of its
+base, too: {variants}. The column *changes* says what of a run another value changes first (what is
+made from it changes, too), and when a run goes on with another value:
+
+- never: its folder is refused; choose another `output_folder`.
+- when resumed: the next start uses the new value.
+- after training: also once all steps are done, until the run has results.
+- per process: it may even differ between the processes of a run. Data sources are compared by the
+  data that they lead to.
+"""
 Values = Mapping[str, str]  # by YAML, or by field
 
 
@@ -186,16 +200,34 @@ def insert_new(order: list[str], names: Iterable[str]) -> None:
         position = order.index(name) + 1
 
 
+def declared_keys(file: Path) -> dict[str, Key]:
+    """Return what is declared about the keys of a YAML: by its recipe, or by an argument."""
+    spec = read_spec(file, {"data_folder": "x"})
+    recipe: Any = pydoc.locate(str(spec.settings["recipe"]))
+    arguments = {
+        str(argument.key[0]): argument.constraint
+        for argument in spec.arguments()
+        if argument.key != argument.path and argument.constraint is not UNCHECKED
+    }
+    declared = dict(recipe.keys)
+    for name in spec.document.own_keys & arguments.keys():
+        key = declared.get(name, Key())
+        declared[name] = replace(key, type=arguments[name]) if key.type is UNCHECKED else key
+    return declared
+
+
 def keys() -> str:
     """Write the page of keys, in the order of the first YAML that has them."""
-    texts = {file.stem: file.read_text("utf-8") for file in (ROOT / "hparams").glob("*.yaml")}
+    files = {file.stem: file for file in (ROOT / "hparams").glob("*.yaml")}
     sections: list[str] = []
     names: dict[str, list[str]] = {}
     home: dict[str, str] = {}
     defaults: dict[str, dict[str, str]] = {}
     meanings: dict[str, dict[str, str]] = {}
-    for yaml in sorted(texts, key=lambda name: (name != "ctc", name)):
-        entries = [*read_keys(texts[yaml])]
+    declared: dict[str, Key] = {}
+    for yaml in sorted(files, key=lambda name: (name != "ctc", name)):
+        declared = declared_keys(files[yaml]) | declared
+        entries = [*read_keys(files[yaml].read_text("utf-8"))]
         for section, name, default, comment in entries:
             home.setdefault(name, section)
             defaults.setdefault(name, {})[yaml] = f"`{default}`"
@@ -204,25 +236,38 @@ def keys() -> str:
         for section in sections:
             its_names = [name for _, name, *_ in entries if home[name] == section]
             insert_new(names.setdefault(section, []), its_names)
-    variants = {yaml for yaml, text in texts.items() if re.search(r"(?m)^base: ", text)}
-    text = f"# Keys of the YAMLs{NOTE}The keys of `hparams/*.yaml` with their defaults. The last "
-    text += "column names the YAMLs that have\nthe key. A YAML with the key `base` has all keys "
-    text += f"of its base, too: {', '.join(sorted(variants))}.\n"
+    variants = {*defaults["base"]}
+    text = f"# Keys of the YAMLs{NOTE}{KEYS_PAGE.format(variants=', '.join(sorted(variants)))}"
+    columns = ("key", "default", "values", "meaning", "changes", "YAMLs")
     for section in sections:
         rows = []
         for name in names[section]:
-            if name in OPTIONAL_KEYS:
-                continue
-            where = _where(defaults[name], sorted({*texts} - variants))
-            rows.append((f"`{name}`", _join(defaults[name]), _join(meanings[name]), where))
-        text += table(section.capitalize(), ("key", "default", "meaning", "YAMLs"), rows)
+            where = _where(defaults[name], sorted({*files} - variants))
+            values, changes = _declaration(declared.get(name))
+            rows.append(
+                (f"`{name}`", _join(defaults[name]), values, _join(meanings[name]), changes, where)
+            )
+        text += table(section.capitalize(), columns, rows)
     title = "Keys that a YAML may leave out\n\nAn override sets them, too. `sbkit config` prints "
     title += "them with `--all`, and a run folder has them all."
-    optional = [
-        (f"`{name}`", _join({"": f"`{_yaml(key.default)}`", **defaults.get(name, {})}), key.meaning)
-        for name, key in OPTIONAL_KEYS.items()
-    ]
-    return text + table(title, ("key", "default", "meaning"), optional)
+    optional = {
+        name: key
+        for name, key in declared.items()
+        if name not in defaults and key.default is not REQUIRED
+    }
+    optional_rows = []
+    for name, key in optional.items():
+        values, changes = _declaration(key)
+        optional_rows.append((f"`{name}`", f"`{_yaml(key.default)}`", values, key.meaning, changes))
+    return text + table(title, columns[:-1], optional_rows)
+
+
+def _declaration(key: Key | None) -> tuple[str, str]:
+    """Return the values of a key, and what another value changes."""
+    if key is None:
+        return "", ""
+    values = "" if key.type is UNCHECKED else str(key.values)
+    return values, f"{', '.join(sorted(key.affects)) or 'nothing'}; {key.may_change}"
 
 
 def _yaml(value: object) -> str:

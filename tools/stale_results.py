@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from sbkit.base.files import to_json
-from sbkit.base.ranges import KEYS
-from sbkit.checkpoint.run_config import MACHINE_KEYS, describe_spec
+from sbkit.checkpoint.run_config import describe_spec
 from sbkit.config.hparams import read_spec
+from sbkit.config.keys import KEYS
 from sbkit.config.overrides import parse_command
 
 DEFAULT_VALUES = [(name, key.default) for name, key in KEYS.items()]
@@ -23,7 +23,8 @@ ROW = re.compile(r"`(hparams/\w+\.yaml[^`]*)` `([0-9a-f]{8})`")
 def digest_of(command: list[str]) -> str:
     """Return a short SHA-256 of the resolved YAML, without defaults and keys of the machine."""
     values = describe_spec(read_spec(*parse_command(command))).values.items()
-    pairs = [pair for pair in values if pair[0] not in MACHINE_KEYS and pair not in DEFAULT_VALUES]
+    of_machine = {name for name, key in KEYS.items() if not key.affects}
+    pairs = [pair for pair in values if pair[0] not in of_machine and pair not in DEFAULT_VALUES]
     return hashlib.sha256(to_json(sorted(pairs)).encode()).hexdigest()[:8]
 
 

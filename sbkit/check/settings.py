@@ -53,8 +53,11 @@ from sbkit.train.setup import (
 
 COMMAND_KEYS = {"check", "recipe", "pretrained_revision"}  # read before a run has its settings
 # Keys of every run that are read only after the dry run: by a second epoch, the watch for a hang,
-# a store that is away, or the load of weights.
-LATER_KEYS = {"early_stopping", "log_every", "stall_seconds", "store_patience", "init_from_differs"}
+# a store that is away, the load of weights, or the end.
+LATER_KEYS = {
+    *("early_stopping", "log_every", "stall_seconds", "store_patience", "init_from_differs"),
+    *("lm_text", "keep_better_start"),
+}
 # In a YAML without these references, the key seems to decide, but the object does.
 USUAL_REFERENCES: list[tuple[Keys, str]] = [
     (("opt_class", "lr"), "lr"),

@@ -57,18 +57,21 @@ def check(options: Namespace) -> int:
 
 def print_config(options: Namespace) -> None:
     """Print a YAML as one file."""
-    from sbkit.config.hparams import read_spec
+    from sbkit.config.document import read_document
+    from sbkit.config.hparams import make_spec
     from sbkit.config.overrides import parse_overrides
+    from sbkit.train.setup import declare_run, keys_of
 
+    overrides = parse_overrides(options.overrides)
     if options.parts:
         from sbkit.check.check import open_checked_run
         from sbkit.check.parts import part_lines
         from sbkit.logs.handlers import quiet
-        from sbkit.train.setup import declare_run
 
-        spec = declare_run(options.yaml, parse_overrides(options.overrides))
+        spec = declare_run(options.yaml, overrides)
         with quiet(), open_checked_run(spec) as run:
             print(*part_lines(run), sep="\n")
         return
-    spec = read_spec(options.yaml, parse_overrides(options.overrides))
+    document = read_document(options.yaml)
+    spec = make_spec(document, overrides, keys=keys_of(document, overrides))
     print(spec.one_file if options.all else spec.one_file_without_defaults, end="")

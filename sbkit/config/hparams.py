@@ -10,7 +10,7 @@ from itertools import pairwise
 from operator import getitem
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyperpyyaml import load_hyperpyyaml
 from ruamel.yaml import YAML
@@ -21,7 +21,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import search_folders
-from sbkit.base.ranges import UNCHECKED, range_error
+from sbkit.base.ranges import UNCHECKED, Constraint, range_error
 from sbkit.config.document import (
     BUILDER_TAGS,
     REFERENCE,
@@ -150,6 +150,19 @@ class SettingAttributes:
         return self.settings[name]
 
 
+class Argument(NamedTuple):
+    """A plain argument of an object.
+
+    path: its own.
+    key: the path of the key that it refers to, or its own.
+    """
+
+    path: Keys
+    key: Keys
+    constraint: Constraint
+    value: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """A YAML with its overrides, as it takes effect; later edits of the file do not change it.
@@ -175,7 +188,7 @@ class RunSpec:
     tree: CommentedMap = field(repr=False)
     settings: Settings = field(repr=False)
     defaults: Sequence[str] = field(repr=False)
-    keys: Mapping[str, Key] = field(repr=False, default_factory=KEYS.copy)
+    keys: Mapping[str, Key] = field(repr=False)
     recipe: type | None = None
     target: str | None = None
 
@@ -274,22 +287,28 @@ class RunSpec:
                 error.message = f"{error.message} ({place})"
             raise
 
-    def arguments_out_of_range(self) -> dict[Keys, str]:
-        """Return an error for each argument that is out of the range of its class, by its keys.
-
-        An argument that refers to another key is listed under that key. Imports the classes.
-        """
-        errors: dict[Keys, str] = {}
+    def arguments(self) -> Iterator[Argument]:
+        """Yield the plain arguments of the objects. Imports their classes."""
         for keys, node in walk(self.document.root):
             if not tag_of(node).startswith(BUILDER_TAGS):
                 continue
             constraints = arguments_of(tag_of(node).partition(":")[2])
             for name, child in children(node):
-                constraint = constraints.get(str(name), UNCHECKED)
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
-                path = referenced_key(child, (*keys, name))
-                if not (holds_object(value) or value in constraint):
-                    errors.setdefault(path, range_error(dotted(path), value, constraint))
+                if not holds_object(value):
+                    constraint = constraints.get(str(name), UNCHECKED)
+                    path = referenced_key(child, (*keys, name))
+                    yield Argument((*keys, name), path, constraint, value)
+
+    def arguments_out_of_range(self) -> dict[Keys, str]:
+        """Return an error for each argument that is out of the range of its class, by its keys.
+
+        An argument that refers to another key is listed under that key.
+        """
+        errors: dict[Keys, str] = {}
+        for _, path, constraint, value in self.arguments():
+            if value not in constraint:
+                errors.setdefault(path, range_error(dotted(path), value, constraint))
         return errors
 
 

@@ -128,17 +128,20 @@ def declare_run(
     """
     user_overrides = nest_overrides(overrides)
     declared = read_document(yaml_file)
-    keys = _keys_of(declared, user_overrides.get(RECIPE), recipe)
+    keys = keys_of(declared, user_overrides, recipe)
     complete = with_encoder_config(declared, user_overrides, keys)
     spec = make_spec(declared, complete, keys=keys, recipe=recipe, target=target)
     return replace(spec, user_overrides=user_overrides)
 
 
-def _keys_of(
-    declared: Document, overridden: object, recipe: type[Recipe] | None
+def keys_of(
+    declared: Document, overrides: Mapping[str, object], recipe: type[Recipe] | None = None
 ) -> Mapping[str, Key]:
-    """Return what the recipe of a run declares about keys."""
-    name = str(overridden or declared.root.get(RECIPE))
+    """Return what the recipe of a run declares about keys.
+
+    recipe: replaces the one that the YAML names.
+    """
+    name = str(overrides.get(RECIPE) or declared.root.get(RECIPE))
     # A run folder may be a stranger's: reading its YAML must not import the stranger's modules.
     is_trusted = name.startswith(("sbkit.", "recipes.")) or name.rpartition(".")[0] in sys.modules
     if recipe is None and (is_trusted or not declared.is_in_run_folder):

@@ -4,55 +4,42 @@ import math
 import pydoc
 import re
 from collections.abc import Iterator
-from functools import reduce
 from inspect import signature
 from itertools import chain
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 from speechbrain.core import RunOptions
 
+from docs.reference import declared_keys
 from recipes.asr.recipe import AsrRecipe
 from recipes.vad.recipe import VadRecipe
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import (
-    ARGUMENT,
-    KEYS,
-    RANGES,
+    UNCHECKED,
     Constraint,
     Range,
-    ranges_of,
     require_in_range,
 )
 from sbkit.check.checked_run import CPU_OPTIONS
 from sbkit.check.settings import check_ranges
-from sbkit.checkpoint.run_config import CHANGEABLE_KEYS, PER_PROCESS_KEYS
-from sbkit.config.document import (
-    BUILDER_TAGS,
-    REPLACED_WHOLE,
-    children,
-    holds_object,
-    plain_value,
-    read_document,
-    referenced_paths,
-    tag_of,
-    walk,
-)
+from sbkit.config.document import REPLACED_WHOLE, dotted, read_document, tag_of, walk
 from sbkit.config.hparams import load_hparams, read_spec
+from sbkit.config.keys import KEYS, Key, require_values
 from sbkit.config.overrides import NAMED_VALUES, parse_overrides
 from sbkit.data.prepared import DATA_KEYS
 from sbkit.models.encoder import AUDIO_PART_KEYS
 from sbkit.run.run import Run
 from sbkit.train.brain import Brain
 from sbkit.train.run_options import REFUSED_OPTIONS
+from sbkit.train.setup import declare_run
 from tests.runs import ROOT
 
 
 def test_require_in_range_allows_values_that_switch_off() -> None:
-    require_in_range({"stall_seconds": 0, "ckpt_interval_minutes": -1})
-    require_in_range({"stall_seconds": 0.5})
+    require_values({"stall_seconds": 0, "ckpt_interval_minutes": -1})
+    require_values({"stall_seconds": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +76,7 @@ def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> Non
     file = tmp_path / "vad.yaml"
     file.write_text(re.sub(rf"(?m)^{key}:.*\n", "", declared) + line)  # some leave the key out
     with pytest.raises(ConfigError, match=text):
-        require_in_range(read_spec(file).settings, {**RANGES, **VadRecipe.ranges})
+        require_values(read_spec(file).settings, VadRecipe.keys)
 
 
 def test_no_key_takes_an_empty_value_for_none() -> None:
@@ -101,50 +88,39 @@ def test_no_key_takes_an_empty_value_for_none() -> None:
 
 BORDERS = (0, 1, -1, 0.5, None, True, "", "a", [], [0], [2, 1], ["a"], {}, {"a": 0}, {"a": None})
 INFINITE = (math.inf, -math.inf, math.nan, [math.nan], [1.0, [math.inf]], {"a": {"b": math.inf}})
-# Paths, what the machine decides, and what a library checks when it builds its class
-WITHOUT_RANGE = {
-    *("recipe", "device", "precision"),
+# Names of the run folder's files, and values that a library checks when it builds its class
+UNDECLARED = {
     *("model_file", "language_models", "checkpoints_dir", "file"),
     *("torch.", "speechbrain.", "sbkit.models.speechbrain_parts.", "cnn_channels"),
 }
 
 
-def declared_ranges(yaml: Path) -> Iterator[tuple[str, Constraint | None]]:
-    """Yield the keys of a YAML and the arguments of its classes, with their ranges."""
+def declared_constraints(yaml: Path) -> Iterator[tuple[str, Constraint]]:
+    """Yield the keys of a YAML and the arguments of its classes, with their constraints."""
+    declared = declared_keys(yaml)
     spec = read_spec(yaml, {"data_folder": "x"})
-    ranges = {**RANGES, **ranges_of(spec.settings["recipe"])}
-    referenced = set()
-    for keys, node in walk(spec.document.root):
-        name = tag_of(node).partition(":")[2]
-        for argument, child in children(node) if tag_of(node).startswith(BUILDER_TAGS) else ():
-            own = ranges_of(name).get(argument)
-            is_plain = not holds_object(plain_value(reduce(getitem, (*keys, argument), spec.tree)))
-            if is_plain and isinstance(argument, str) and referenced_paths(child) and own is None:
-                own = ranges.get(str(referenced_paths(child)[0][0]))
-            if own is not None:
-                referenced |= {path[0] for path in referenced_paths(child)}
-            if is_plain and isinstance(argument, str):
-                yield f"{name}.{argument}", own
+    for argument in spec.arguments():
+        refers_to = declared.get(str(argument.key[0]), Key())
+        is_declared = argument.constraint is not UNCHECKED or argument.key == argument.path
+        yield dotted(argument.path), argument.constraint if is_declared else refers_to.values
     for key in spec.document.own_keys & {*spec.settings}:
-        if key not in referenced:
-            yield key, ranges.get(key)
+        yield key, declared.get(key, Key()).values
 
 
 @pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_key_and_argument_has_a_range_without_infinity(yaml: Path) -> None:
     """Each value is accepted, or refused by an error that names the key."""
-    for key, range_ in declared_ranges(yaml):
-        if range_ is None:
-            assert any(key.startswith(name) or key.endswith(name) for name in WITHOUT_RANGE), key
-            range_ = ARGUMENT
+    for key, constraint in declared_constraints(yaml):
+        if constraint is UNCHECKED:
+            assert any(key.startswith(name) or key.endswith(name) for name in UNDECLARED), key
         name = key.rpartition(".")[2]
         for value in (*BORDERS, *INFINITE):
             try:
-                require_in_range({name: value}, {name: range_})
+                require_in_range(name, value, constraint)
             except ConfigError as error:
                 assert str(error).startswith(f"`{name}` must be "), error
             else:
-                assert value not in INFINITE or range_ is ARGUMENT, key
+                assert value not in INFINITE or constraint is UNCHECKED, key
 
 
 ADVISED = re.compile(
@@ -157,11 +133,11 @@ NO_VALUE = {"any", "text", "hertz"}  # words of an advice that names no value
 @pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda p: p.stem)
 def test_value_that_a_range_advises_is_in_the_range(yaml: Path) -> None:
     num_checked = 0
-    for key, range_ in declared_ranges(yaml):
-        advice = "" if range_ is None else range_.advice
+    for key, constraint in declared_constraints(yaml):
+        advice = constraint.advice
         texts = [first or second for first, second in ADVISED.findall(advice)]
         for value in [parse_overrides([f"--k={text}"])["k"] for text in {*texts} - NO_VALUE]:
-            assert range_ is not None and value in range_, (key, advice, value)
+            assert value in constraint, (key, advice, value)
             num_checked += 1
     assert num_checked > 20
 
@@ -171,11 +147,11 @@ def test_infinity_is_refused_at_its_line(tmp_path: Path) -> None:
     keys = {}
     for number, line in enumerate(lines, 1):
         key, colon, value = line.partition(": ")
-        if colon and isinstance(RANGES.get(key, AsrRecipe.ranges.get(key)), Range):
+        if colon and isinstance(AsrRecipe.keys.get(key, Key()).values, Range):
             lines[number - 1], keys[key] = f"{key}: .inf", number
     file = tmp_path / "ctc.yaml"
     file.write_text("\n".join(lines), encoding="utf-8")
-    found = {finding.where: finding.problem for finding in check_ranges(read_spec(file))}
+    found = {finding.where: finding.problem for finding in check_ranges(declare_run(file, {}))}
     assert len(keys) > 15
     for key, number in keys.items():
         assert found[f"{file}:{number}"].startswith(f"`{key}` must be finite, but is inf.")
@@ -212,22 +188,20 @@ def test_lists_of_keys_and_arguments_name_those_that_exist() -> None:
     """A renamed one would stay in a list, without an effect."""
     yamls = [read_document(file).root for file in (ROOT / "hparams").glob("*.yaml")]
     lists = [
-        CHANGEABLE_KEYS,
-        PER_PROCESS_KEYS,
         REPLACED_WHOLE,
         NAMED_VALUES,
         DATA_KEYS,
         AUDIO_PART_KEYS,
     ]
     lists += [CPU_OPTIONS, REFUSED_OPTIONS]
-    lists += [ranges_of(yaml["recipe"]) for yaml in yamls]
+    lists += [pydoc.locate(yaml["recipe"]).keys for yaml in yamls]
     assert {*chain(*lists)} <= {*KEYS, *RunOptions().as_dict(), *chain(*yamls)}
     names = {tag_of(node).partition("!new:")[2] for yaml in yamls for _, node in walk(yaml)}
     for name in names - {""}:
         builder: Any = pydoc.locate(name)
         owners = getattr(builder, "__mro__", [builder])  # a base may have some of the arguments
         arguments = chain.from_iterable(signature(owner).parameters for owner in owners)
-        assert getattr(builder, "RANGES", {}).keys() <= {*arguments}
+        assert getattr(builder, "ARGUMENTS", {}).keys() <= {*arguments}
 
 
 def test_brain_made_by_hand_refuses_value_out_of_range() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import BAD_INPUT, ConfigError, SbkitError
-from sbkit.base.ranges import KEYS
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import Finding
 from sbkit.check.settings import check_needs, check_run_folder, check_unread
@@ -85,14 +84,15 @@ FORMS: dict[str, tuple[object, object]] = {  # of `needs`: a value in this form,
 @pytest.mark.parametrize("yaml", ["codec.yaml", "ctc.yaml", "ctc_pretrained.yaml", "vad.yaml"])
 def test_advice_about_a_value_that_others_turn_off_is_accepted(yaml: str) -> None:
     def notes(key: str, overrides: dict[str, object]) -> list[str]:
-        spec = read_spec(ROOT / "hparams" / yaml, overrides)
+        spec = declare_run(ROOT / "hparams" / yaml, overrides)
         return [f.problem for f in check_needs(spec) if f.problem.startswith(f"`{key}` needs ")]
 
     folder = {"data_folder": "/data"}
-    spec = read_spec(ROOT / "hparams" / yaml, folder)
+    spec = declare_run(ROOT / "hparams" / yaml, folder)
     settings = spec.settings
     num_checked = 0
-    for key, needs in ({k: v.needs for k, v in KEYS.items()} | {**load_recipe(spec).needs}).items():
+    for key, declared in spec.keys.items():
+        needs = {name: need.text for name, need in declared.needs.items()}
         value = settings.get(key)
         other = not value if isinstance(value, bool) else "a" if value is None else value
         other = other + 1 if isinstance(value, float) or type(value) is int else other

@@ -14,18 +14,17 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import (
-    CHANGEABLE_KEYS,
-    END_KEYS,
     LIMIT_PATH,
-    MACHINE_KEYS,
     RunDescription,
     describe_spec,
     differences,
+    machine_keys,
     require_resumable,
     require_same_on_ranks,
     write_description,
 )
 from sbkit.config.hparams import RunSpec, read_spec
+from sbkit.config.keys import KEYS
 from sbkit.data.forgetting import FORGOTTEN_FILE
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.train.setup import find_ends_of, require_own_folder
@@ -130,10 +129,13 @@ def test_what_may_change_follows_the_arguments_of_objects(
 
 def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     """Its folder used to say bf16 of a run in fp32 that was opened with it."""
-    run, training = begun(tmp_path), CHANGEABLE_KEYS - END_KEYS - MACHINE_KEYS | {"opt_class.betas"}
+    run, machine = begun(tmp_path), machine_keys(KEYS)
+    resumed = {name for name, key in KEYS.items() if key.may_change == "when resumed"}
+    training = resumed - machine | {"opt_class.betas"}
     assert training >= {"precision", "compile", "lr", "early_stopping"}
-    end = {*END_KEYS, "decoder.weights"}
-    names = (*CHANGEABLE_KEYS, "opt_class.betas", "decoder.weights")
+    end = {name for name, key in KEYS.items() if key.may_change == "after training"}
+    end |= {"decoder.weights"}
+    names = {*training, *end, *machine}
     values = dict.fromkeys(names, 5) | {"lm_text": "a.txt"}
     write_description(run, RunDescription(values, {}, files={"a.txt": "hello"}))
 
@@ -160,7 +162,7 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
         SbkitError, match=rf"export {run} with --out NEW\. .*another `output_folder`"
     ):
         note(beam_size=6)
-    assert {note(**{key: 6}) for key in MACHINE_KEYS} == {None}
+    assert {note(**{key: 6}) for key in machine} == {None}
     assert note(**{LIMIT_PATH: TRAINED_EPOCHS}) is not None
     assert note(file="moved.txt") is None
 

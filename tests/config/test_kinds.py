@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.ranges import FLAG, FLAG_WORDS, LIST, RANGES, ValueType
+from sbkit.base.ranges import FLAG_WORDS
 from sbkit.config.hparams import load_hparams, read_spec
+from sbkit.config.keys import KEYS
 from sbkit.config.overrides import nest_overrides, parse_overrides
 
-FLAGS = [name for name, kind in RANGES.items() if kind == FLAG]
-TEXTS = [
-    name for name, kind in RANGES.items() if isinstance(kind, ValueType) and "text" in kind.forms
-]
-LISTS = [name for name, kind in RANGES.items() if kind == LIST]
+FLAGS = [name for name, key in KEYS.items() if key.type is bool]
+TEXTS = [name for name, key in KEYS.items() if "a text" in key.values and name != "recipe"]
+LISTS = [name for name, key in KEYS.items() if key.type == list[str] | None]
 # Numbers, times and flags to some YAML; `no` is also Norwegian.
 WRITTEN = "007 1e3 1.10 0o17 0x1F 1_000 .5 +5 .inf 1:30 2026-11-27 2026-11-27T10:00:00 no on y N"
 SPELLINGS = (str.lower, str.title, str.upper, '"{}"'.format, "'{}'".format)

@@ -4,12 +4,12 @@ import json
 from functools import reduce
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import FLAG_WORDS, ValueType
+from sbkit.base.ranges import FLAG_WORDS
 from sbkit.check.settings import unread_keys
 from sbkit.config.document import Only
 from sbkit.config.hparams import build_hparams, load_hparams, read_spec
@@ -184,9 +184,7 @@ def describe(flag: "bool | None" = None) -> str:
 
 
 class Base:
-    RANGES: ClassVar = {"text": ValueType(("null", "text"))}
-
-    def __init__(self, flag=False, text: bool | str = "") -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, flag=False, text: str = "") -> None:  # type: ignore[no-untyped-def]
         self.flag, self.text = flag, text
 
 

@@ -26,12 +26,12 @@ from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import open_lock, to_json, try_lock
 from sbkit.base.machine import NvidiaDriver
-from sbkit.base.ranges import KEYS
 from sbkit.check.check import open_checked_run
 from sbkit.check.settings import COMMAND_KEYS, LATER_KEYS, check_formats, check_freezing
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.commands.cli import run as sbkit
+from sbkit.config.keys import KEYS
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
@@ -509,4 +509,4 @@ def test_keys_that_only_a_run_reads_are_those_that_the_check_excuses(
     names_after = run.settings.names_read | run.prepare().hparams.names_read
     later = (names_after - names_before - COMMAND_KEYS) & {*KEYS}
     assert later >= LATER_KEYS
-    assert later - LATER_KEYS <= {*AsrRecipe.ranges}
+    assert later - LATER_KEYS <= {*AsrRecipe.keys} - {*KEYS}

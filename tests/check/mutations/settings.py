@@ -10,9 +10,10 @@ import torch
 
 from recipes.asr.recipe import AsrRecipe
 from sbkit.base.checksums import write_checksums
-from sbkit.base.ranges import NON_NEGATIVE
+from sbkit.base.ranges import NonNegative
 from sbkit.check.dry_run import check_unused
 from sbkit.check.settings import check_freezing, check_schedule, check_unread
+from sbkit.config.keys import Key
 from tests.check.harness import changed, error, mutation, note
 from tests.check.parts import TestNotes
 from tests.models.pretrained.folders import CONFIGS, FRAMES
@@ -108,11 +109,11 @@ MUTATIONS = [
         checks=(check_unread,),
     ),
     mutation(
-        "settings that own code may read before a test, one of them by its `ranges`",
-        note("unread", "test_note", "list it in the recipe's `ranges`"),
+        "settings that own code may read before a test, one of them by its `keys`",
+        note("unread", "test_note", "declare it in the recipe's `keys`"),
         text=(("lr: 0.0025", "test_note: 3\ndeclared_note: 3\nlr: 0.0025"),),
         checks=(check_unread,),
-        recipe=changed(brain=TestNotes, ranges={**AsrRecipe.ranges, "declared_note": NON_NEGATIVE}),
+        recipe=changed(brain=TestNotes, keys={**AsrRecipe.keys, "declared_note": Key(NonNegative)}),
     ),
     mutation(
         "checkpoints outside of the run",
