@@ -14,7 +14,7 @@ from sbkit.base.files import to_json
 from sbkit.base.imports import user_digests
 from sbkit.base.ranges import DAY, Range
 from sbkit.config.hparams import Settings
-from sbkit.config.keys import KEYS, Key
+from sbkit.config.keys import KEYS, Key, with_defaults
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.manifest import MIX_SOURCE, to_texts
@@ -37,12 +37,14 @@ from sbkit.train.recipe import Recipe
 
 def prepare_transcripts(settings: SettingValues) -> Splits:
     """Prepare audio and normalized transcripts; empty ones are excluded from training."""
+    settings = with_defaults(settings)
     data, table = normalize_texts(settings, _prepare(settings))
     return replace(_assemble(settings, data), table=table)
 
 
 def prepare_audio(settings: SettingValues) -> Splits:
     """Prepare audio and all columns of the manifest; transcripts may be empty."""
+    settings = with_defaults(settings)
     data = _prepare(settings)
     splits = {
         name: add_texts(split, name, str, {}, keep_empty=True)
@@ -59,14 +61,14 @@ def _prepare(settings: SettingValues) -> PreparedData:
             keys=("min_seconds",),
         )
     corpus = corpus_of(settings)
-    parse_mix_shares(settings.get("mix") or {}, corpus.roles()["train"])  # before audio is decoded
+    parse_mix_shares(settings["mix"] or {}, corpus.roles()["train"])  # before audio is decoded
     return prepare(settings, corpus)
 
 
 def _assemble(settings: SettingValues, data: PreparedData) -> Splits:
     """Join the training splits, and exclude utterances that are too short or too long."""
     roles, splits = data
-    mix = parse_mix_shares(settings.get("mix") or {}, roles["train"])
+    mix = parse_mix_shares(settings["mix"] or {}, roles["train"])
     train_splits = [splits[name] for name in roles["train"]]
     train = concatenate_datasets([split.dataset for split in train_splits])
     if not len(train):

@@ -52,7 +52,7 @@ class AsteriskPrompts(ReleaseCorpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        return not settings.get("data_folder") and not settings.get("manifest")
+        return not settings["data_folder"] and not settings["manifest"]
 
     def languages(self) -> Sequence[str]:
         return language_tags(self.settings["language"])

@@ -85,7 +85,7 @@ class CommonVoice(Corpus):
             ]
             return Manifest.join_named(manifests, *self.files()).blocks()
         releases = self._find_releases()
-        chosen = self.settings.get("splits") or {}
+        chosen = self.settings["splits"] or {}
         train = to_names(chosen.get("train") or TRAIN)
         is_dealt = len(releases) == len(train) == 1 and split in (*train, *EVALUATED)
         if is_dealt and EVALUATED[0] in to_names(chosen.get("valid") or EVALUATED[0]):
@@ -128,7 +128,7 @@ class CommonVoice(Corpus):
 
     def _find_tables(self) -> dict[str, Path]:
         """Return the table of each language; {} for a release of Scripted Speech."""
-        folder = unpack_corpus(self.settings.get("data_folder"))
+        folder = unpack_corpus(self.settings["data_folder"])
         tables = [
             *folder.glob(SPONTANEOUS_TABLE.format("*")),
             *folder.glob(f"*/{SPONTANEOUS_TABLE.format('*')}"),

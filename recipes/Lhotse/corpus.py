@@ -76,7 +76,7 @@ class Lhotse(Corpus):
         if recording is None or source is None:
             detail = f"{speech.recording_id}, channel {speech.channel}"
             return Excluded(speech.id, "not one channel of a recording", detail)
-        columns: Mapping[str, object] = self.settings.get("columns") or {}
+        columns: Mapping[str, object] = self.settings["columns"] or {}
         if speech.text is None and columns.get("text", "") is not None:
             return Excluded(speech.id, "no transcript", "its supervision has no text")
         made_by = {source.type, *(type(change).__name__ for change in recording.transforms or ())}

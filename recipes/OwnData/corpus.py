@@ -70,7 +70,7 @@ class OwnData(Corpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        return bool(settings.get("manifest"))
+        return bool(settings["manifest"])
 
     def splits(self) -> Mapping[str, Sequence[str]]:
         roles = {name: split.role for name, split in self._splits.items()}
@@ -83,7 +83,7 @@ class OwnData(Corpus):
                     f"`manifest` has the split {name!r}, but names start with a letter or digit "
                     "and consist of letters, digits and . + - _."
                 )
-        are_chosen = self.settings.get("splits") or ALL_SPLITS in self.settings["manifest"]
+        are_chosen = self.settings["splits"] or ALL_SPLITS in self.settings["manifest"]
         for role, key in (("train", "train"), ("valid", "dev")):
             if not are_chosen and role not in roles.values():
                 raise ConfigError(
@@ -124,8 +124,8 @@ class OwnData(Corpus):
         """The sources of each split, listed once; ``all`` has those to be split."""
         splits = _parse_manifest(self.settings["manifest"])
         files = [file.path for split in splits.values() for file in split.files]
-        columns = self.settings.get("columns") or {}
-        encoding = self.settings.get("encoding")
+        columns = self.settings["columns"] or {}
+        encoding = self.settings["encoding"]
         names = {
             "columns": [name for name, value in columns.items() if isinstance(value, Mapping)],
             "encoding": [*encoding] if isinstance(encoding, Mapping) else [],
@@ -161,14 +161,14 @@ class OwnData(Corpus):
             ]
             return [(Manifest.of(lost), np.array([], str)), *zip(blocks, splits, strict=True)]
         speakers = [self._name_speakers(*named) for named in zip(blocks, tables, strict=True)]
-        shares = parse_split_shares(self.settings.get("split_shares"))
+        shares = parse_split_shares(self.settings["split_shares"])
         shares = {name: share for name, share in shares.items() if name not in self._splits}
         split_of = deal_speakers({*chain(*speakers)}, shares, source)
         splits = [np.array([split_of[name] for name in names]) for names in speakers]
         return [*zip(blocks, splits, strict=True)]
 
     def _find_split_column(self, table: pa.Table) -> str | None:
-        options = TableOptions.from_settings({"columns": self.settings.get("columns")})
+        options = TableOptions.from_settings({"columns": self.settings["columns"]})
         if "split" in options.columns:
             return options.find(table.column_names, "split", "`manifest`") or None
         return find_split_column(table.column_names, partial(read_text_column, table))

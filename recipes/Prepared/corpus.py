@@ -32,8 +32,8 @@ class PreparedCorpus(Corpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        location = settings.get("data_folder")
-        if not isinstance(location, str | Path) or not str(location) or settings.get("manifest"):
+        location = settings["data_folder"]
+        if not isinstance(location, str | Path) or not str(location) or settings["manifest"]:
             return False
         if is_archive(Path(location)):
             return False
@@ -88,7 +88,7 @@ class PreparedCorpus(Corpus):
                 f"{self._storage.url} has {rate} Hz. Set `sample_rate: {rate}`.",
                 keys=("sample_rate",),
             )
-        if self.settings.get("columns"):
+        if self.settings["columns"]:
             raise ConfigError(
                 f"`columns` names columns of tables, but the rows of {self._storage.url} are "
                 "prepared. Name them where it is prepared."

@@ -53,7 +53,7 @@ def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
         token_type=settings["token_type"],
         vocab_size=settings["vocab_size"],
         texts=lambda: chain.from_iterable(read_texts(splits.train)),
-        tags=parse_tag_names(settings.get("keep_tags")),
+        tags=parse_tag_names(settings["keep_tags"]),
         init_file=init_file,
     )
     if "decoder_task" in settings:
@@ -69,7 +69,7 @@ def ensure_decoder_tokenizer(settings: Mapping[str, Any]) -> None:
     if file.exists():
         return
     source = None
-    if name := settings.get(PRETRAINED):
+    if name := settings[PRETRAINED]:
         source = file_in(pretrained_folder(settings), TOKENIZER)
     elif folders := init_folders(settings):
         source = folders[0] / DECODER_TOKENIZER_FILE
@@ -153,7 +153,7 @@ def prepare_language_models(
     Sentences of validation and test sets are left out of `lm_text`, but not of the training
     transcripts: the encoder hears those, too.
     """
-    lm_text = LmText.from_setting(settings.get("lm_text"))
+    lm_text = LmText.from_setting(settings["lm_text"])
     table = splits.text_table(settings)
     for file in lm_text.files:
         next(
@@ -163,7 +163,7 @@ def prepare_language_models(
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
     if lm_text.files:
         read = partial(read_sentences, lm_text.files, table, settings)
-        options = [settings.get("columns"), settings.get("encoding")]
+        options = [settings["columns"], settings["encoding"]]
         source = f"{lm_text.source} {short_digest(options)}"
         lm_text = replace(lm_text, source=source, sentences=read, held_out=held_out)
     else:

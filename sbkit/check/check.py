@@ -155,7 +155,7 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
 
 def check_before_training(data: RunData) -> None:
     """Check a run on rank 0, unless `check` is off: log the notes, raise ConfigError for errors."""
-    if rank() > 0 or not data.spec.settings.get("check", True):
+    if rank() > 0 or not data.spec.settings["check"]:
         return
     with as_single_process(), MainProcessContext():  # SpeechBrain would wait for the other ranks
         findings = check_run(data.spec, data=data).findings

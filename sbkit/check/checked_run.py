@@ -231,7 +231,7 @@ class CheckedRun:
     @property
     def accumulation(self) -> int:
         """The micro-batches of each process in a step."""
-        return int(self.spec.settings.get("grad_accumulation_factor", 1))
+        return int(self.spec.settings["grad_accumulation_factor"])
 
     def finding(self, *keys: str | int, **options: Any) -> Finding:
         return finding_at(self.spec, *keys, **options)

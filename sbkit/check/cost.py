@@ -114,8 +114,8 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     valid_samples = sum(map(padded_samples, valid_batches)) / num_processes
     epoch_seconds = step_seconds * (train_samples + valid_samples) / padded_samples(largest)
     settings = run.spec.settings
-    num_checkpoints = int(settings.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
-    max_seconds = 60 * settings.get("max_minutes", 0) or math.inf
+    num_checkpoints = int(settings["average_checkpoints"]) + EXTRA_CHECKPOINTS
+    max_seconds = 60 * settings["max_minutes"] or math.inf
     return Cost(
         parameters=num_parameters,
         trainable_parameters=num_trainable,

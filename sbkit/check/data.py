@@ -220,7 +220,7 @@ def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     subsampling = find_subsampling(run.copy.hparams) if transcripts else None
     if subsampling is None:
         return
-    fastest = fastest_percent(run.spec.settings.get("speeds") or [1.0])
+    fastest = fastest_percent(run.spec.settings["speeds"])
     too_short = {
         name: split.too_short(subsampling, fastest if name == TRAIN else 100)
         for name, split in transcripts.items()
@@ -279,8 +279,8 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
     positions = config["max_source_positions"]
     subsampling = make_encoder(run.copy.hparams).subsampling
     rate = settings["sample_rate"]
-    slowest = min(100, *to_percents(settings.get("speeds", [1.0]))) / 100
-    joined_seconds = MAX_JOINED_SECONDS if settings.get("concat_prob", 0) > 0 else 0.0
+    slowest = min(100, *to_percents(settings["speeds"])) / 100
+    joined_seconds = MAX_JOINED_SECONDS if settings["concat_prob"] > 0 else 0.0
     splits = run.data.splits
     longest = max_unsegmented_samples(settings["eval_batch_seconds"], rate)  # others are segmented
     too_long = {}
@@ -308,7 +308,7 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
     """Find rows left out, and clips, sentences and speakers that two splits share."""
     splits = run.data.splits
     rate = run.spec.settings["sample_rate"]
-    facts = measure_data(splits, sample_rate=rate, language=run.spec.settings.get("language"))
+    facts = measure_data(splits, sample_rate=rate, language=run.spec.settings["language"])
     yield from _check_changes(run, [*facts["splits"].values()])
     yield from _check_file_rates(run, facts["splits"])
     max_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
@@ -428,7 +428,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     by_kind = defaultdict[str, list[Facts]](list)
     for change in chain.from_iterable(split["changes"] for split in splits):
         by_kind[change["kind"]].append(change)
-    language = str(run.spec.settings.get("language"))
+    language = str(run.spec.settings["language"])
     counts = sum((Counter(split["characters"]) for split in splits), Counter[str]())
     letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
     scripts = {*map(script_of, language_table(language).letters)}  # none for most languages

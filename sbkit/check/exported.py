@@ -69,7 +69,7 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         yield from failures or _compare(run, bundle)
     except SbkitError as error:
         problem = f"No bundle can hold the model. {error}".rstrip(".")
-        stops = recipe.has_model or bool(spec.settings.get("export_formats"))
+        stops = recipe.has_model or bool(spec.settings["export_formats"])
         yield run.finding(*(error.keys or ("model",)), problem=problem, stops=stops)
 
 

@@ -218,7 +218,7 @@ def check_freezing(run: CheckedRun) -> Iterator[Finding]:
     """Find parts that stay frozen at random weights or by mistake, and parts never frozen."""
     steps = run.brain.training_step.freezing.steps
     parts = [part for part, (start, end) in steps.items() if start == 0 and end >= run.num_steps]
-    has_weights = any(map(run.spec.settings.get, ("pretrained", "init_from")))
+    has_weights = any(map(run.spec.settings.__getitem__, ("pretrained", "init_from")))
     is_random = not has_weights and not has_checkpoint(run.spec.folder)
     num_steps = plural(run.num_steps, "step")
     for part in (part for part, (start, _) in steps.items() if start >= run.num_steps):
@@ -295,7 +295,7 @@ def _check_rate(run: CheckedRun) -> Iterator[Finding]:
     if optimizer is None or "adam" not in type(optimizer).__name__.lower():
         return
     settings = run.spec.settings
-    is_tuned = bool(settings.get("init_from") or settings.get("pretrained"))
+    is_tuned = bool(settings["init_from"] or settings["pretrained"])
     lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
     factor = highest_factor(run.brain.schedule)
     peak = optimizer.defaults["lr"] * factor
@@ -313,13 +313,13 @@ def _check_rate(run: CheckedRun) -> Iterator[Finding]:
 def check_placement(spec: RunSpec) -> Iterator[Finding]:
     """Find a device that the machine lacks, and precisions that the device lacks."""
     settings, count = spec.settings, device_counter_for(spec.target)
-    device = choose_device(settings.get("device"), count)
+    device = choose_device(settings["device"], count)
     for key in ("device", "precision", "eval_precision"):
         try:
             if key == "device":
                 find_device(device, count)
             else:
-                check_precision(device.type, settings.get(key, "fp32"), key=key)
+                check_precision(device.type, settings[key], key=key)
         except SbkitError as error:
             yield finding_at(spec, key, problem=str(error).rstrip("."))
 

@@ -301,7 +301,7 @@ def require_trusted(
     user_keys: the keys that the user has set.
     user_modules: the modules that the user trusts.
     """
-    names = {"corpus": settings.get("corpus"), RECIPE: str(settings.get(RECIPE)).rpartition(".")[0]}
+    names = {"corpus": settings["corpus"], RECIPE: str(settings.get(RECIPE)).rpartition(".")[0]}
     for key in names.keys() - user_keys:
         module = str(names[key] or "sbkit.")
         if not module.startswith(("sbkit.", "recipes.")) and module not in user_modules:
@@ -311,7 +311,7 @@ def require_trusted(
                 "`user_modules`."
             )
     for key in {*DATA_SOURCES, "lm_text"} - {*user_keys}:
-        for text in to_json(settings.get(key)).split('"'):
+        for text in to_json(settings[key]).split('"'):
             path = Path(text)
             if "://" in text or (path.exists() and not (path.is_file() or path.is_dir())):
                 raise ConfigError(

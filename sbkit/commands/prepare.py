@@ -141,7 +141,7 @@ def _prepare_in_cache(options: Namespace) -> None:
         for reason, count in counts.items():
             logger.info(f"{name}: {count} left out, {reason}")
     rows = next(iter(data.splits.values())).dataset
-    if AUDIO in rows.column_names and settings.get("audio_store") != "lazy":
+    if AUDIO in rows.column_names and settings["audio_store"] != "lazy":
         logger.info(f"prepared audio: {cache_folder()}")
 
 
@@ -158,7 +158,7 @@ def _write_report(options: Namespace) -> None:
         splits,
         options.report,
         sample_rate=spec.settings["sample_rate"],
-        language=spec.settings.get("language"),
+        language=spec.settings["language"],
     )
     for name, split in facts["splits"].items():
         if clips := split["other_durations"]:

@@ -316,7 +316,12 @@ KEYS: Mapping[str, Key] = {
     ),
     "decoder": end_key(),
     "attention_rescoring": end_key(bool, needs={"ctc_weight": below(1)}),
-    "lm_text": end_key(str | SomeTexts | None, needs=LANGUAGE_MODELS),
+    "lm_text": end_key(
+        str | SomeTexts | None,
+        None,
+        "a text or [several] for the language models; null: training transcripts",
+        needs=LANGUAGE_MODELS,
+    ),
     "report_by": end_key(
         list[str] | None,
         [],
@@ -372,7 +377,15 @@ def _annotated(function: Callable[..., Any]) -> Iterator[tuple[str, Constraint]]
             yield name, Either(parts=(NULL, constraint)) if is_optional else constraint
 
 
-# ---- values out of range
+# ---- values
+
+
+def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values with the defaults of the keys that they lack; those of a YAML lack none."""
+    lacking = KEYS.keys() - {*values}  # this marks no key of `Settings` as read
+    defaults = {name: KEYS[name].default for name in lacking}
+    defaults = {name: default for name, default in defaults.items() if default is not REQUIRED}
+    return {**defaults, **values} if defaults else values
 
 
 def out_of_range(

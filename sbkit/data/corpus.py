@@ -17,6 +17,7 @@ from typing import Any, ClassVar, cast
 from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.imports import import_recipe, user_digests
 from sbkit.base.messages import plural
+from sbkit.config.keys import with_defaults
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.manifest import Clip, Excluded, Manifest
@@ -57,7 +58,7 @@ class Corpus:
     has_audio: ClassVar[bool] = False
 
     def __init__(self, settings: SettingValues) -> None:
-        self.settings = settings
+        self.settings = with_defaults(settings)
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
@@ -94,7 +95,7 @@ class Corpus:
 
     def roles(self) -> dict[str, tuple[str, ...]]:
         """Return the splits of each role: the key ``splits``, else the corpus's own."""
-        return resolve_splits(self.settings.get("splits"), self.splits(), self.available())
+        return resolve_splits(self.settings["splits"], self.splits(), self.available())
 
     def state(self) -> object:
         """Return plain data that changes if the tables do; None if they are not known."""
@@ -123,7 +124,7 @@ class Corpus:
 
     def describe(self) -> dict[str, str | None]:
         """Return the name and the license, for a model card; the name of no folder."""
-        module = self.settings.get("corpus")
+        module = self.settings["corpus"]
         name = self.name or (module and Path(str(module)).name)
         stated = {key: value for key, value in self.about().items() if value}
         return {"name": name, "license": None, **stated}
@@ -132,7 +133,7 @@ class Corpus:
         """Return the folders that clips may lie in: those with the tables, and the data folders."""
         tables = [path.absolute() for path in self.files() or ()]
         roots = [path if path.is_dir() else path.parent for path in tables]
-        data_folder = self.settings.get("data_folder") or ()
+        data_folder = self.settings["data_folder"] or ()
         folders = [data_folder] if isinstance(data_folder, str | Path) else data_folder
         roots += [Path(path).expanduser().absolute() for path in folders if "://" not in str(path)]
         return [*dict.fromkeys(roots)]
@@ -160,7 +161,8 @@ def corpus_of(settings: SettingValues) -> Corpus:
     """
     # All keys are read, so that `sbkit check` lists none as unread.
     names = ("corpus", "manifest", "data_folder", "split_shares")
-    module, manifest, data_folder, _ = map(settings.get, names)
+    settings = with_defaults(settings)
+    module, manifest, data_folder, _ = map(settings.__getitem__, names)
     if isinstance(data_folder, list) and not manifest:
         return JoinedCorpora(settings)
     if module:
@@ -190,8 +192,8 @@ def named_folder(settings: SettingValues) -> Path | None:
 
     None is also returned if ``manifest`` is set: paths then only start from the data folder.
     """
-    folder = settings.get("data_folder")
-    if not folder or settings.get("manifest") or "://" in str(folder):
+    folder = settings["data_folder"]
+    if not folder or settings["manifest"] or "://" in str(folder):
         return None
     return unpack_corpus(folder)
 

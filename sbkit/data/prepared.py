@@ -50,7 +50,7 @@ from sbkit.base.messages import plural
 from sbkit.base.user_folders import cache_folder, make_cache_folder
 from sbkit.base.versions import data_versions
 from sbkit.config.hparams import Settings, read_spec
-from sbkit.config.keys import KEYS, ROWS, require_values
+from sbkit.config.keys import KEYS, ROWS, require_values, with_defaults
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING, ROWS_VERSION, texts_in
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
@@ -68,7 +68,7 @@ from sbkit.data.rows import (
     map_rows,
     read_row_blocks,
 )
-from sbkit.data.shard import AUDIO, LAZY, STORES, is_whole, read_shard_tables
+from sbkit.data.shard import AUDIO, LAZY, is_whole, read_shard_tables
 from sbkit.data.work_units import (
     FILES_SCHEMA,
     RowBlocks,
@@ -175,7 +175,7 @@ class Spec:
     out: str
 
     def __post_init__(self) -> None:
-        if self.settings.get("audio_store") == LAZY:
+        if self.settings["audio_store"] == LAZY:
             raise ConfigError(
                 "A corpus with --out stores its audio. Set `audio_store: flac` or pcm."
             )
@@ -253,7 +253,7 @@ def verify(location: str) -> int:
 
 def unit_template(settings: SettingValues) -> WorkUnit:
     """Return a work unit without content, with the facts that all units of a corpus share."""
-    return WorkUnit("", settings["sample_rate"], str(settings.get("audio_store") or STORES[0]))
+    return WorkUnit("", settings["sample_rate"], settings["audio_store"])
 
 
 def _paths_of(row_blocks: RowBlocks) -> pa.ChunkedArray:
@@ -315,6 +315,7 @@ def prepare(
     corpus: by default, the corpus that the settings choose.
     again: read all audio files again.
     """
+    settings = with_defaults(settings)
     corpus = corpus or corpus_of(settings)
     tables = corpus.state()
     row_blocks: RowBlocks | None = None
@@ -322,12 +323,12 @@ def prepare(
         row_blocks = read_row_blocks(corpus)
         keys: Mapping[str, object] = {
             "roles": corpus.roles(),
-            "where": settings.get("where"),
+            "where": settings["where"],
             "rows": {split: [*map(_describe_rows, items)] for split, items in row_blocks.items()},
         }
     else:
         corpus.settings = DataSettings(settings)
-        keys = {name: corpus.settings.get(name) for name in DATA_KEYS}
+        keys = {name: corpus.settings[name] for name in DATA_KEYS}
     folder = _CacheFolder.of(corpus, settings, tables, keys)
     # Other ranks of this machine start once the first rank has checked the files.
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -384,7 +385,7 @@ class _CacheFolder:
         cls, corpus: Corpus, settings: SettingValues, tables: object, keys: object
     ) -> "_CacheFolder":
         # The next command, or `cache prune`, may run in another working folder.
-        source = {name: _with_absolute_paths(settings.get(name)) for name in SOURCE_KEYS}
+        source = {name: _with_absolute_paths(settings[name]) for name in SOURCE_KEYS}
         template = unit_template(settings)
         made_from = {
             "source": source,
@@ -397,11 +398,11 @@ class _CacheFolder:
             "modules": corpus.sources(),
             "code": {"rows": ROWS_VERSION, **data_versions()},
         }
-        folders = " and ".join(Path(text).name for text in texts_in(settings.get("data_folder")))
+        folders = " and ".join(Path(text).name for text in texts_in(settings["data_folder"]))
         about = corpus.describe()["name"] or folders or "tables"
         name = f"{about}-{short_digest(made_from['audio'])}-{short_digest(made_from)}"
         path = cache_folder() / CORPORA_FOLDER / UNSAFE_CHARS.sub("-", name).lstrip("-.")
-        values = {name: settings.get(name) for name in DATA_KEYS} | source
+        values = {name: settings[name] for name in DATA_KEYS} | source
         return cls(path, short_digest(keys), made_from, template, values)
 
     @property

@@ -93,7 +93,7 @@ def read_row_blocks(corpus: Corpus, *, as_stream: bool = False) -> RowBlocks:
     as_stream: return iterators, which read each block when it is used.
     """
     names = [*chain.from_iterable(corpus.roles().values())]
-    where = corpus.settings.get("where")
+    where = corpus.settings["where"]
     if as_stream and not where:
         return {name: corpus.blocks(name) for name in names}
     row_blocks = {name: [*corpus.blocks(name)] for name in names}
@@ -292,7 +292,7 @@ class RowWriter:
         self.files.append(self.clips.files)
         located: Mapping[str, Iterable[Manifest]]
         located = {split: self._locate(split, items) for split, items in row_blocks.items()}
-        if (where := corpus.settings.get("where")) and has_tables(row_blocks):
+        if (where := corpus.settings["where"]) and has_tables(row_blocks):
             located = filter_splits(located, where)
         facts = {split: self._write_split(split, blocks) for split, blocks in located.items()}
         self._write_tables(FILES_NAME, iter(self.files))

@@ -61,7 +61,7 @@ class Splits:
 
     def text_table(self, settings: SettingValues) -> TextTable:
         """Return the text table of the transcripts; without transcripts, that of the language."""
-        return self.table or text_table(settings["language"], settings.get("text"))
+        return self.table or text_table(settings["language"], settings["text"])
 
     def named(self) -> dict[str, datasets.Dataset]:
         return {"train": self.train, **self.valid, **self.test}
@@ -144,12 +144,12 @@ def normalize_texts(settings: SettingValues, data: PreparedData) -> tuple[Prepar
     Returns the splits and the text table, which has spaces if the transcripts of train have them.
     """
     language = parse_language(settings["language"])
-    tags = parse_tag_names(settings.get("keep_tags"))
+    tags = parse_tag_names(settings["keep_tags"])
     train = [data.splits[name].dataset for name in data.roles["train"]]
-    table = text_table(language, settings.get("text"))
+    table = text_table(language, settings["text"])
     table = replace(table, spaces=_separate_words(train))
     normalize = transcript_normalizer(table, tags)
-    made_from = {name: settings.get(name) for name in ("language", "text", "keep_tags")}
+    made_from = {name: settings[name] for name in ("language", "text", "keep_tags")}
     made_from["spaces"] = table.spaces
     splits: dict[str, PreparedSplit] = {}
     for name, split in data.splits.items():

@@ -32,6 +32,7 @@ from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, note_once
 from sbkit.base.units import MICROSECONDS
 from sbkit.base.user_folders import expand_home
+from sbkit.config.keys import with_defaults
 from sbkit.data.columns import (
     CUT_SHORT,
     MAX_ROUNDING_SECONDS,
@@ -113,7 +114,8 @@ class TableOptions:
 
         columns: {a.csv: {text: wrd}}; encoding: {a.csv: cp1252}
         """
-        encoding = settings.get("encoding")
+        settings = with_defaults(settings)
+        encoding = settings["encoding"]
         if isinstance(encoding, Mapping):
             if source is None:
                 raise ConfigError(
@@ -125,7 +127,7 @@ class TableOptions:
             encoding = encoding.get(next(names, None))
         columns: dict[str, str | None] = {}
         table_columns: dict[str, str | None] = {}
-        for name, value in (settings.get("columns") or {}).items():
+        for name, value in (settings["columns"] or {}).items():
             is_table = isinstance(value, Mapping)
             for role, column in (value if is_table else {name: value}).items():
                 if role not in USUAL_COLUMNS or not isinstance(column, str | None):
@@ -139,7 +141,7 @@ class TableOptions:
                 columns[name] = value
             elif source is None or is_named(source, name):
                 table_columns |= value
-        return cls(columns | table_columns, language, encoding, settings.get("data_folder"))
+        return cls(columns | table_columns, language, encoding, settings["data_folder"])
 
     @property
     def has_text(self) -> bool:

@@ -234,7 +234,7 @@ def declared_decoder(hparams: Mapping[str, Any]) -> BeamDecoder | None:
     """Return the decoder of a YAML, without rescoring if no attention decoder is trained."""
     decoder = hparams.get("decoder")
     if decoder is None:
-        if hparams.get("word_lm_order", 0) or hparams.get("token_lm_order", 0):
+        if hparams["word_lm_order"] or hparams["token_lm_order"]:
             raise ConfigError(
                 "`word_lm_order` and `token_lm_order` belong to a `decoder`, but there is none.",
                 keys=("word_lm_order",),
@@ -246,6 +246,6 @@ def declared_decoder(hparams: Mapping[str, Any]) -> BeamDecoder | None:
             f"{type(decoder).__name__}.",
             keys=("decoder",),
         )
-    if hparams.get("ctc_weight", 1) == 1:  # the attention decoder is not trained
+    if hparams["ctc_weight"] == 1:  # the attention decoder is not trained
         return decoder.copy_with(attention_rescoring=False)
     return decoder

@@ -133,7 +133,7 @@ def fit(run: PreparedRun, brain: Brain) -> FittedDecoder:
     settings, valid = run.spec.settings, run.splits.valid
     task, rate = run.recipe, settings["sample_rate"]
     decoder = declared_decoder(run.hparams)
-    language = settings.get("language")
+    language = settings["language"]
     table = run.splits.text_table(settings) if language else None
     config = BundleConfig(task.name, rate, (), {}, language=language, normalizer=table)
     for part in run.hparams.values():

@@ -209,7 +209,7 @@ class Run:
         with self._exclusive_run() as text_log:
             placement = choose_placement(spec)
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
-            if spec.settings.get("device") is None and placement.device.type == "cpu":
+            if spec.settings["device"] is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
             prepared = self._prepared = prepare_run(spec, placement, checks=True)
             brain = open_run_folder(prepared)
@@ -502,7 +502,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
                 run.loaders.splits,
                 spec.folder,
                 sample_rate=spec.settings["sample_rate"],
-                language=spec.settings.get("language"),
+                language=spec.settings["language"],
                 corpus=corpus and corpus.describe(),
             )
             return_freed_memory()  # memory of the report, which training does not need

@@ -19,6 +19,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import RUN_YAML, require_writable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.hparams import RunSpec
+from sbkit.config.keys import with_defaults
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column
 from sbkit.decoding.beam import BeamDecoder
@@ -100,7 +101,7 @@ def tune(
         if not needs_models:
             models.unlink(missing_ok=True)
         elif lm_text is not None or orders:
-            declared = settings.get("lm_text") if lm_text is None else lm_text
+            declared = with_defaults(settings)["lm_text"] if lm_text is None else lm_text
             text = _open_text(declared, bundle, splits, tables, sets)
             encoder = LmTextEncoder(tokenizer=bundle.tokenizer, table=bundle.config.text_table)
             logger.info("\n".join(replace_language_models(models, text, orders, encoder)))
@@ -157,7 +158,8 @@ def _make_decoder(
 
     settings: of the run; {} for a bundle.
     """
-    has_attention = bundle.model.network.has_decoder and settings.get("ctc_weight", 0) < 1
+    is_trained = "ctc_weight" not in settings or settings["ctc_weight"] < 1
+    has_attention = bundle.model.network.has_decoder and is_trained
     if attention_rescoring and not has_attention:
         raise ConfigError("`attention_rescoring` needs a trained attention decoder.")
     rescores = attention_rescoring if has_attention else False

@@ -15,6 +15,7 @@ from sbkit.base.files import RUN_YAML, is_run
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.hparams import read_spec
+from sbkit.config.keys import KEYS, with_defaults
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import SPONTANEOUS_TABLE, read_spontaneous
 from sbkit.data.corpus import Corpus, CorpusRow, SettingValues
@@ -29,12 +30,12 @@ from sbkit.train.recipe import load_recipe, load_trusted_recipe
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS = 120.0  # padded audio
+BATCH_SECONDS: float = KEYS["eval_batch_seconds"].default  # padded audio
 
 
 def batch_seconds_of(settings: Mapping[str, Any]) -> float:
     """Return the seconds of padded audio in a batch, except in training."""
-    return float(settings.get("eval_batch_seconds", BATCH_SECONDS))
+    return float(settings["eval_batch_seconds"])
 
 
 def read_whole_clips(
@@ -111,6 +112,7 @@ def prepare_user_set(
 
     settings: may have the columns and the encoding of the table.
     """
+    settings = with_defaults(settings)
     language = bundle.config.language or "und"
     has_text = bundle.task.predicts == "text"
     columns = TableOptions.from_settings(settings, language, str(path.absolute()))
@@ -126,8 +128,8 @@ def prepare_user_set(
     split = name_of(path)
     declared = {
         "manifest": {"test": str(path)},
-        "columns": settings.get("columns"),
-        "encoding": settings.get("encoding"),
+        "columns": settings["columns"],
+        "encoding": settings["encoding"],
         "language": language,
         "sample_rate": bundle.config.sample_rate,
     }

@@ -57,7 +57,7 @@ from sbkit.checkpoint.rng import (
     seed_torch,
 )
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
-from sbkit.config.keys import KEYS
+from sbkit.config.keys import with_defaults
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve_placement
@@ -195,11 +195,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
             checkpointer: saves each epoch; None to save nothing.
         """
         settings = hparams if isinstance(hparams, Settings) else Settings(hparams or {})
+        # `hparams` lacks the defaults: recipes of SpeechBrain ask which keys it has.
+        declared = self.settings = with_defaults(settings)
         options = read_run_options(settings, run_opts)
-        placement = resolve_placement(options.get("device"), options.get("precision", "fp32"))
+        placement = resolve_placement(
+            options.get("device"), options.get("precision") or declared["precision"]
+        )
         if options.get("device") is None and placement.device.type == "cpu":
             warn_of_unused_gpu("torch")
-        eval_precision = options.get("eval_precision", "fp32")
+        eval_precision = options.get("eval_precision") or declared["eval_precision"]
         check_precision(placement.device.type, eval_precision, key="eval_precision")
         options["device"] = str(placement.device)
         options.setdefault("find_unused_parameters", not has_own_step(self))
@@ -227,10 +231,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
             device=self.device,
             freezing=freezing,
             find_unused=self.find_unused_parameters,
-            ema_decay=settings.get("ema_decay", 0.0),
+            ema_decay=declared["ema_decay"],
         )
         self.training_metrics = TrainingMetrics(self.device)
-        interval = settings.get("valid_interval_steps", 0)
+        interval = declared["valid_interval_steps"]
         metrics = type(self).metrics or LOSS_METRIC
         self.evaluator = Evaluator(metrics, self.measure, interval=interval)
         self.stopping = EpochSaver(
@@ -238,7 +242,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             minutes=self.ckpt_interval_minutes,
             steps=self.ckpt_interval_steps,
             max_steps=self.optimizer_step_limit,
-            time_limit=TimeLimit(settings.get("max_minutes", 0)),
+            time_limit=TimeLimit(declared["max_minutes"]),
         )
         self.owners = OwnerCheck(self)
         self.watchdog = Watchdog(None, seconds=0)
@@ -466,7 +470,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         finally:
             recoverables["brain"] = self
         self.tested = [best.meta] if best else []
-        count = int(getattr(self.hparams, "average_checkpoints", 1))
+        count = int(self.settings["average_checkpoints"])
         if isinstance(self.checkpointer, Checkpointer) and (
             # Otherwise an export would use an earlier choice.
             count > 1 or AveragedCheckpoints.read(self.checkpointer.checkpoints_dir) is not None
@@ -488,7 +492,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.on_stage_start(Stage.TRAIN, epoch)
         self._start_epoch(train_set, epoch)
         count = length_of(train_set)
-        log_every = getattr(self.hparams, "log_every", KEYS["log_every"].default)
+        log_every = self.settings["log_every"]
         is_planned = isinstance(getattr(train_set, "batch_sampler", None), RankSampler)
         self._validate_if_due(epoch)  # if the run died in that validation
         for batch, is_last in self._training_batches(train_set):
@@ -535,7 +539,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     @property
     def _stops_early(self) -> bool:
         """Whether a validation has just shown that the last `early_stopping` were no better."""
-        patience = getattr(self.hparams, "early_stopping", 0)
+        patience = self.settings["early_stopping"]
         is_validated = self.evaluator.validated_step == self.optimizer_step
         return is_validated and 0 < patience <= self.evaluator.stale
 
@@ -698,7 +702,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """Return the task's result of each prediction, as a test of the bundle does."""
         assert self.task is not None
         settings, task = self.hparams.settings, self.task
-        rate, language = settings["sample_rate"], settings.get("language")
+        rate, language = settings["sample_rate"], self.settings["language"]
         config = BundleConfig(
             task.name, rate, (), {}, language=language, normalizer=self.text_table.plain
         )
@@ -711,7 +715,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         stored = self.checkpointer and self.checkpointer.meta.get(NORMALIZER)
         if stored:
             return table_from_stored(stored)
-        return language_table(str(self.hparams.settings.get("language", "und")))
+        return language_table(str(self.settings["language"]))
 
     def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
         """Return the value of each of `metrics` over the results of a split."""
@@ -886,7 +890,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 def watching(brain: Brain) -> Iterator[None]:
     """Watch for a hang, and wait for stores that are away."""
     seconds, patience = (
-        getattr(brain.hparams, name, KEYS[name].default) or 0  # None for never
+        brain.settings[name] or 0  # None for never
         for name in ("stall_seconds", "store_patience")
     )
     with (
@@ -1029,7 +1033,7 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
     """Log a validation, save, and tell the user."""
     values = brain.evaluator.end_validation(epoch)  # before the save, which has its result
     best = best_key(brain.evaluator.metrics)
-    num_averaged = int(getattr(brain.hparams, "average_checkpoints", 1))
+    num_averaged = int(brain.settings["average_checkpoints"])
     figures = brain.training_metrics.log_epoch(
         epoch,
         brain.optimizer_step,

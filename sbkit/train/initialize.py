@@ -65,7 +65,7 @@ LANGUAGE_KEY, TEXT_KEY = "language", "text"
 
 def init_folders(settings: Mapping[str, Any]) -> list[Path]:
     """List the runs and bundles that `init_from` names."""
-    names = settings.get("init_from") or []
+    names = settings["init_from"] or []
     return [*map(Path, [names] if isinstance(names, str) else names)]
 
 
@@ -377,4 +377,4 @@ def text_table_of(model: Path) -> TextTable:
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.text_table
     settings = read_spec(model / RUN_YAML).settings if (model / RUN_YAML).is_file() else {}
-    return text_table(str(settings.get("language", "und")), settings.get("text"))
+    return text_table(str(settings["language"]), settings["text"])

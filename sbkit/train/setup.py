@@ -280,7 +280,7 @@ def build_run(data: RunData, placement: Placement) -> PreparedRun:
 
 def choose_placement(spec: RunSpec) -> Placement:
     """Choose the device and the precision."""
-    device, precision = spec.settings.get("device"), spec.settings.get("precision", "fp32")
+    device, precision = spec.settings["device"], spec.settings["precision"]
     return resolve_placement(device, precision, count=device_counter_for(spec.target))
 
 
@@ -379,7 +379,7 @@ def digest_label_inputs(spec: RunSpec, splits: Splits) -> str:
     ignored = {name for name, key in spec.keys.items() if key.may_change != "never"}
     values = {k: value for k, value in described.values.items() if k.split(".")[0] not in ignored}
     folders = init_folders(spec.settings)
-    if spec.settings.get(PRETRAINED):
+    if spec.settings[PRETRAINED]:
         folders.append(pretrained_folder(spec.settings))
     stats = [(file, file.stat()) for folder in folders for file in sorted(folder.glob("*.*"))]
     return short_digest(
@@ -417,7 +417,7 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
     """
     settings, hparams = run.spec.settings, run.hparams
     lines: list[str] = []
-    if settings.get(PRETRAINED):
+    if settings[PRETRAINED]:
         with concerning(PRETRAINED):
             lines.append(load_weights(pretrained_folder(settings), hparams.values()))
         warn_of_padding(hparams.get("compute_features"), hparams.get("Transformer"))

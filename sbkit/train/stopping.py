@@ -270,14 +270,14 @@ def find_ends(
         return ends
     meta = newest.meta
     # A checkpoint that was saved without a validation does not have it.
-    if 0 < settings.get("early_stopping", 0) <= meta.get(STALE_VALIDATIONS, 0):
+    if 0 < settings["early_stopping"] <= meta.get(STALE_VALIDATIONS, 0):
         ends["early_stopping"] = meta[STALE_VALIDATIONS]
-    limit = settings.get("optimizer_step_limit") or 0
+    limit = settings["optimizer_step_limit"] or 0
     if 0 < limit <= meta.get("optimizer_step", 0):
         ends["optimizer_step_limit"] = meta["optimizer_step"]
     if meta.get("end-of-epoch", True):
         if max_epochs is not None and meta.get("epoch", 0) >= max_epochs:
             ends[LIMIT_PATH] = meta["epoch"]
-        if 0 < 60 * settings.get("max_minutes", 0) <= meta.get(FIT_SECONDS, 0):
+        if 0 < 60 * settings["max_minutes"] <= meta.get(FIT_SECONDS, 0):
             ends["max_minutes"] = math.ceil(meta[FIT_SECONDS] / 60 * 100) / 100
     return ends
