@@ -21,11 +21,11 @@ once, for the first batch, and stay on the device; after that the host never wai
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,15 +37,7 @@ from sbkit.audio.io import find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.audio.random_draws import draw_uniform
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.ranges import (
-    DECIBELS,
-    HOUR,
-    NON_NEGATIVE_COUNT,
-    SHARE,
-    Constraint,
-    Range,
-    require_in_range,
-)
+from sbkit.base.ranges import HOUR, Count, Decibels, Range, Share, require_in_range
 from sbkit.base.units import SAMPLE_RATE, seconds_to_samples
 
 MAX_NOISE_SECONDS = 3600  # per folder, 115 MB on the device; each of its files gives an equal part
@@ -227,9 +219,7 @@ class NoiseClips(NamedTuple):
 class _FolderAugmentation(nn.Module):
     """Apply a random file of a folder to each utterance, with probability ``prob``."""
 
-    RANGES: ClassVar[Mapping[str, Constraint]] = {"prob": SHARE}
-
-    def __init__(self, *, folder: str, prob: float = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
+    def __init__(self, *, folder: str, prob: Share = 0.3, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
         files = find_audio_files(Path(folder))
         if not files:
@@ -257,18 +247,16 @@ class AddNoise(_FolderAugmentation):
     snr_db: the lowest and the highest ratio, in dB.
     """
 
-    RANGES: ClassVar[Mapping[str, Constraint]] = {**_FolderAugmentation.RANGES, "snr_db": DECIBELS}
-
     def __init__(
         self,
         *,
         folder: str,
-        snr_db: Sequence[float] = (5, 20),
-        prob: float = 0.5,
+        snr_db: Decibels = (5, 20),
+        prob: Share = 0.5,
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
-        require_in_range({"snr_db": snr_db}, self.RANGES)
+        require_in_range("snr_db", snr_db, Decibels)
         self.min_snr_db, self.max_snr_db = map(float, snr_db)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,12 +289,12 @@ class SoftenPart(nn.Module):
     max_db: the largest difference; the smallest is 0.
     """
 
-    RANGES: ClassVar = {
-        "prob": SHARE,
-        "max_db": Range(low=0, high=60, advice="20 is usual."),
-    }
-
-    def __init__(self, *, prob: float = 0.3, max_db: float = 20.0) -> None:
+    def __init__(
+        self,
+        *,
+        prob: Share = 0.3,
+        max_db: Annotated[float, Range(low=0, high=60, advice="20 is usual.")] = 20.0,
+    ) -> None:
         super().__init__()
         self.prob = prob
         self.max_db = max_db
@@ -332,13 +320,12 @@ class AddPauses(nn.Module):
     max_seconds: the longest total duration of both pauses.
     """
 
-    RANGES: ClassVar = {
-        "prob": SHARE,
-        "max_seconds": Range(low=0, high=HOUR, advice="Pass 0 for none."),
-    }
-
     def __init__(
-        self, *, prob: float = 0.3, max_seconds: float = 2.0, sample_rate: int = SAMPLE_RATE
+        self,
+        *,
+        prob: Share = 0.3,
+        max_seconds: Annotated[float, Range(low=0, high=HOUR, advice="Pass 0 for none.")] = 2.0,
+        sample_rate: int = SAMPLE_RATE,
     ) -> None:
         super().__init__()
         self.prob = prob
@@ -458,18 +445,14 @@ class SpecAugment(nn.Module):
     torch.Size([1, 100, 80])
     """
 
-    RANGES: ClassVar = {"max_time_fraction": SHARE} | dict.fromkeys(
-        ("time_masks", "time_width", "freq_masks", "freq_width"), NON_NEGATIVE_COUNT
-    )
-
     def __init__(
         self,
         *,
-        time_masks: int = 2,
-        time_width: int = 40,
-        max_time_fraction: float = 0.2,
-        freq_masks: int = 2,
-        freq_width: int = 27,
+        time_masks: Count = 2,
+        time_width: Count = 40,
+        max_time_fraction: Share = 0.2,
+        freq_masks: Count = 2,
+        freq_width: Count = 27,
     ) -> None:
         super().__init__()
         self.time_masks = time_masks

@@ -10,7 +10,7 @@ sherpa-onnx compute. Audio is in the scale of int16 (-32768 to 32767), as in Kal
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import ClassVar
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sbkit.audio.lengths import Subsampling, length_mask, sum_dtype
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import plural
-from sbkit.base.ranges import Range, ValueType, require_in_range
+from sbkit.base.ranges import Range, require_in_range
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 
 # 0.97 as float32 has it, like Kaldi: in a graph of float64, torch's exporter rounds the number to
@@ -26,14 +26,18 @@ from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 PREEMPHASIS = torch.tensor(0.97).item()
 MIN_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
 MIN_SAMPLE_RATE = 1000  # Hz; below, no mel filter is left above MIN_HZ
-HERTZ = Range(low=MIN_SAMPLE_RATE, integer=True, advice="Write hertz, such as 16000.")
-N_MELS = Range(low=3, high=1024, integer=True, advice="80 is usual.")
+Hertz = Annotated[
+    int, Range(low=MIN_SAMPLE_RATE, integer=True, advice="Write hertz, such as 16000.")
+]
+NMels = Annotated[int, Range(low=3, high=1024, integer=True, advice="80 is usual.")]
 EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
 # Windows that a trained model transforms at a time on the CPU. All of 30 s at once take 62 MB
 # instead of 20 and, in one thread, 1.2 times as long. Training would gain nothing from parts.
 MAX_WINDOWS = 256
 
-LEVEL_CHOICES = ("utterance", "running", "none")  # which level is removed
+Level = Annotated[  # the level that is removed
+    Literal["utterance", "running", "none"], "utterance is usual; running is for streaming."
+]
 # In log power. White noise of -72 dBFS (RMS) has 15.5, so quieter noise is not raised to the level
 # of speech. The test clips of the default corpus have 22.0 to 25.3, and at -30 dB 15.1 to 18.4.
 MIN_LEVEL = 15.5
@@ -72,17 +76,12 @@ class Fbank(nn.Module):
     (torch.Size([1, 98, 80]), tensor([98]))
     """
 
-    RANGES: ClassVar = {
-        "n_mels": N_MELS,
-        "sample_rate": HERTZ,
-        "level": ValueType(LEVEL_CHOICES, advice="utterance is usual; running is for streaming."),
-    }
     normalizes_clips = True
 
     def __init__(
-        self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE, level: str = "none"
+        self, *, n_mels: NMels = 80, sample_rate: Hertz = SAMPLE_RATE, level: Level = "none"
     ) -> None:
-        require_in_range({"level": level}, self.RANGES)
+        require_in_range("level", level, Level)
         make_filters = partial(mel_filters, sample_rate=sample_rate, device=torch.device("cpu"))
         require_no_empty_bin(make_filters, n_mels, f"{sample_rate} Hz")
         super().__init__()

@@ -213,7 +213,7 @@ class Either(Constraint):
         return any(value in part for part in self.parts)
 
     def __str__(self) -> str:
-        return " or ".join(map(str, self.parts))
+        return " or ".join(dict.fromkeys(map(str, self.parts)))
 
     def advice_for(self, value: object) -> str:
         """Say how to write a number or a list; else the advice, or how to write none."""
@@ -320,7 +320,7 @@ def as_flag(value: object) -> object:
 def range_error(key: str, value: object, constraint: Constraint) -> str:
     """Write why a value is refused, and what to do."""
     must_be = constraint if is_finite(value) else "finite"
-    return f"`{key}` must be {must_be}, but is {value!r}. {constraint.advice_for(value)}"
+    return f"`{key}` must be {must_be}, but is {value!r}. {constraint.advice_for(value)}".rstrip()
 
 
 def require_in_range(key: str, value: object, kind: Any) -> None:

@@ -4,14 +4,14 @@ Legend: U frames, V vocabulary.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import FLAG, MAPPING, Range, require_in_range
+from sbkit.base.ranges import Range, require_in_range
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.decoder import WORD_WEIGHTS, DecoderWeights, rescore
 from sbkit.decoding.greedy import Hypothesis, near_speech
@@ -30,6 +30,7 @@ from sbkit.text.tokenizer import Tokenizer
 
 BEAM_SIZE = 32
 MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
+BeamSize = Annotated[int, Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice="32 is usual.")]
 TOKEN_THRESHOLD = -6.0  # a frame tries only tokens with a higher log-probability
 BLANK_THRESHOLD = -0.02  # a blank of 0.98 is certain: skipping its frame saves 7 % of the time
 MAX_CANDIDATES = 12  # tokens that a frame tries: many are likely if a model has learned little
@@ -57,11 +58,6 @@ class BeamDecoder:
     'ba'
     """
 
-    RANGES: ClassVar = {
-        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice="32 is usual."),
-        "attention_rescoring": FLAG,
-        "weights": replace(MAPPING, advice="Write null to fit them."),
-    }
     phrases: tuple[str, ...] = ()
 
     def __init__(
@@ -69,12 +65,14 @@ class BeamDecoder:
         *,
         tokenizer: Tokenizer,
         language_models: str | Path | LanguageModels,
-        beam_size: int = BEAM_SIZE,
-        weights: Mapping[str, float] | DecoderWeights | None = None,
+        beam_size: BeamSize = BEAM_SIZE,
+        weights: Annotated[
+            Mapping[str, float] | DecoderWeights | None, "Write null to fit them."
+        ] = None,
         attention_rescoring: bool = False,
     ) -> None:
-        values = {"beam_size": beam_size, "attention_rescoring": attention_rescoring}
-        require_in_range(values, self.RANGES)
+        require_in_range("beam_size", beam_size, BeamSize)
+        require_in_range("attention_rescoring", attention_rescoring, bool)
         self.tokenizer = tokenizer
         self._language_models_source = language_models
         self.beam_size = beam_size

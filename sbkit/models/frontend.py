@@ -4,22 +4,22 @@ Legend: B utterances, T features of 10 ms, U = ceil(T / 4) frames of 40 ms or ce
 M mel bins, C channels, D model width, N convolutions.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling, length_mask
-from sbkit.base.ranges import POSITIVE_COUNT, ValueType, require_in_range
+from sbkit.base.ranges import OneOf, PositiveCount, require_in_range
 from sbkit.models.layers import FrameConv, GlobalNorm
-from sbkit.models.streaming import STREAMING, EncoderState, last_frames
+from sbkit.models.streaming import EncoderState, Streaming, last_frames
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio, and three 29 frames, 305 ms
 STRIDE = 2
 NUM_CONVS = {4: 2, 8: 3}  # for each subsampling
+ConvSubsampling = Annotated[int, OneOf(values=(*NUM_CONVS,), advice="4 suits characters.")]
 PAST_FRAMES = KERNEL - STRIDE  # a causal convolution sees these before the STRIDE new frames
 
 
@@ -42,23 +42,17 @@ class ConvFrontEnd(nn.Module):
     (torch.Size([1, 25, 144]), tensor([25]))
     """
 
-    RANGES: ClassVar = {
-        **dict.fromkeys(("n_mels", "channels", "d_model"), POSITIVE_COUNT),
-        "subsampling": ValueType((*NUM_CONVS,), advice="4 suits characters."),
-        "streaming": STREAMING,
-    }
-
     def __init__(
         self,
         *,
         normalize: GlobalNorm,
-        n_mels: int,
-        channels: int,
-        d_model: int,
-        subsampling: int = 4,
-        streaming: Mapping[str, int] | None = None,
+        n_mels: PositiveCount,
+        channels: PositiveCount,
+        d_model: PositiveCount,
+        subsampling: ConvSubsampling = 4,
+        streaming: Streaming = None,
     ) -> None:
-        require_in_range({"subsampling": subsampling}, self.RANGES)
+        require_in_range("subsampling", subsampling, ConvSubsampling)
         super().__init__()
         self.subsampling = Subsampling(subsampling, offset=subsampling - 1)  # rounds up
         self.normalize = normalize

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from sbkit.base.errors import DataError
-from sbkit.base.ranges import DROPOUT, NON_NEGATIVE_COUNT, POSITIVE_COUNT
+from sbkit.base.ranges import Count, PositiveCount
+from sbkit.base.ranges import Dropout as DropoutRate
 
 
 class LinearStack(nn.Sequential):
@@ -21,9 +22,7 @@ class LinearStack(nn.Sequential):
     whose statistics include the padding.
     """
 
-    RANGES: ClassVar = {"size": POSITIVE_COUNT, "layers": NON_NEGATIVE_COUNT, "dropout": DROPOUT}
-
-    def __init__(self, *, size: int, layers: int, dropout: float = 0.0) -> None:
+    def __init__(self, *, size: PositiveCount, layers: Count, dropout: DropoutRate = 0.0) -> None:
         super().__init__()
         for _ in range(layers):
             block = (nn.Linear(size, size), nn.LayerNorm(size), nn.LeakyReLU(), Dropout(dropout))
@@ -39,8 +38,8 @@ class FrameConv(nn.Conv1d):
     oneDNN's 2-D kernel never returns for 16 channels (torch 2.11).
     """
 
-    RANGES: ClassVar = dict.fromkeys(
-        ("in_channels", "out_channels", "kernel_size", "stride"), POSITIVE_COUNT
+    ARGUMENTS: ClassVar = dict.fromkeys(
+        ("in_channels", "out_channels", "kernel_size", "stride"), PositiveCount
     )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,9 +156,8 @@ class GlobalNorm(nn.Module):
     mean: Tensor
     std: Tensor
     frames: Tensor
-    RANGES: ClassVar = {"n_mels": POSITIVE_COUNT}
 
-    def __init__(self, *, n_mels: int = 80) -> None:
+    def __init__(self, *, n_mels: PositiveCount = 80) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(n_mels))
         self.register_buffer("std", torch.ones(n_mels))

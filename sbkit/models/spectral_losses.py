@@ -6,14 +6,13 @@ past the length of each utterance.
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sbkit.audio.lengths import length_mask
-from sbkit.base.ranges import POSITIVE_COUNT
+from sbkit.base.ranges import PositiveCount
 from sbkit.models.vocoder import LogMel
 
 WINDOW_SIZES = (256, 512, 1024)  # samples of each transform; its hop is a quarter of the window
@@ -63,9 +62,7 @@ class SpectrogramDiscriminator(nn.Module):
     Source: the multi-resolution discriminator of UnivNet (arXiv 2106.07889), reduced in size.
     """
 
-    RANGES: ClassVar = {"channels": POSITIVE_COUNT}
-
-    def __init__(self, *, channels: int) -> None:
+    def __init__(self, *, channels: PositiveCount) -> None:
         super().__init__()
         widths = (1, channels, channels, channels, 1)
         self.context_frames = len(widths) - 1  # to each side of a rated frame, one per layer

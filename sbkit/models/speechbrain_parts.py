@@ -6,7 +6,7 @@ SpeechBrain's lengths are fractions of the longest, and most of its layers see t
 """
 
 import warnings
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
@@ -14,7 +14,7 @@ from speechbrain.nnet.containers import LengthsCapableSequential
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling, to_relative
-from sbkit.base.ranges import DROPOUT, NON_NEGATIVE_COUNT, POSITIVE_COUNT, ValueType
+from sbkit.base.ranges import Count, Dropout, PositiveCount
 
 NO_TOKEN = -1
 
@@ -45,13 +45,13 @@ class SpeechBrainTransformer(TransformerASR):  # type: ignore[misc]
 
     sees_padding = True
     decoding_modules = ("custom_tgt_module", "decoder")
-    RANGES: ClassVar = {
-        **dict.fromkeys(("input_size", "d_model", "nhead", "d_ffn"), POSITIVE_COUNT),
-        **dict.fromkeys(("num_encoder_layers", "kernel_size"), POSITIVE_COUNT),
-        "num_decoder_layers": NON_NEGATIVE_COUNT,
-        "encoder_module": ValueType(("conformer", "branchformer", "transformer")),
-        "attention_type": ValueType(("regularMHA", "RelPosMHAXL", "RoPEMHA", "hypermixing")),
-        "dropout": DROPOUT,
+    ARGUMENTS: ClassVar = {
+        **dict.fromkeys(("input_size", "d_model", "nhead", "d_ffn"), PositiveCount),
+        **dict.fromkeys(("num_encoder_layers", "kernel_size"), PositiveCount),
+        "num_decoder_layers": Count,
+        "encoder_module": Literal["conformer", "branchformer", "transformer"],
+        "attention_type": Literal["regularMHA", "RelPosMHAXL", "RoPEMHA", "hypermixing"],
+        "dropout": Dropout,
     }
 
     def __init__(self, **options: Any) -> None:

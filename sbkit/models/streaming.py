@@ -13,8 +13,8 @@ et al. 2023, arXiv 2304.09325 (convolutions that end with the chunk).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ from torch import Tensor
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import MAPPING
 
-STREAMING = replace(MAPPING, advice="Write {chunk_ms: 640, left_ms: 2560}, or null for none.")
+Streaming = Annotated[
+    Mapping[str, Any] | None, "Write {chunk_ms: 640, left_ms: 2560}, or null for none."
+]
 WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,11 @@ from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import DROPOUT, FLAG, NON_NEGATIVE_COUNT, POSITIVE_COUNT, ValueType
+from sbkit.base.ranges import Count, PositiveCount
+from sbkit.base.ranges import Dropout as DropoutRate
 from sbkit.base.units import SHIFT_MS
 from sbkit.models.layers import Dropout, FrameConv
-from sbkit.models.streaming import STREAMING, BlockState, EncoderState, StreamingConfig, last_frames
+from sbkit.models.streaming import BlockState, EncoderState, Streaming, StreamingConfig, last_frames
 
 ROTARY_BASE = 10_000.0
 NON_CUDNN_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -63,32 +64,24 @@ class Transformer(nn.Module):
     """
 
     decoding_modules = ("embedding", "decoder", "decoder_norm")
-    RANGES: ClassVar = {
-        **dict.fromkeys(("d_model", "nhead", "d_ffn", "kernel_size"), POSITIVE_COUNT),
-        "num_encoder_layers": POSITIVE_COUNT,
-        "num_decoder_layers": NON_NEGATIVE_COUNT,
-        "encoder_module": ValueType(("conformer", "transformer"), advice="conformer is usual."),
-        "subsampling": POSITIVE_COUNT,
-        "dropout": DROPOUT,
-        "gradient_checkpointing": FLAG,
-        "streaming": STREAMING,
-    }
 
     def __init__(
         self,
         *,
-        d_model: int,
-        nhead: int,
-        d_ffn: int,
-        num_encoder_layers: int,
-        num_decoder_layers: int = 0,
-        encoder_module: str = "conformer",
-        kernel_size: int = 15,
-        dropout: float = 0.1,
+        d_model: PositiveCount,
+        nhead: PositiveCount,
+        d_ffn: PositiveCount,
+        num_encoder_layers: PositiveCount,
+        num_decoder_layers: Count = 0,
+        encoder_module: Annotated[
+            Literal["conformer", "transformer"], "conformer is usual."
+        ] = "conformer",
+        kernel_size: PositiveCount = 15,
+        dropout: DropoutRate = 0.1,
         vocab_size: int | None = None,
         gradient_checkpointing: bool = False,
-        subsampling: int = 4,
-        streaming: Mapping[str, int] | None = None,
+        subsampling: PositiveCount = 4,
+        streaming: Streaming = None,
     ) -> None:
         super().__init__()
         sizes = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}

@@ -6,22 +6,22 @@ D model width.
 
 import math
 from functools import partial
-from typing import ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
 
-from sbkit.audio.fbank import HERTZ, MIN_HZ, N_MELS, require_no_empty_bin, triangles
+from sbkit.audio.fbank import MIN_HZ, Hertz, NMels, require_no_empty_bin, triangles
 from sbkit.audio.lengths import length_mask
-from sbkit.base.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, Range
+from sbkit.base.ranges import Count, PositiveCount, Range
 from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
 WINDOW_HOPS = 4  # also the number of windows that overlap at each sample
 FRAME_HOPS = 2
 MIN_MEL_MAGNITUDE = 1e-5  # the logarithm is taken of at least this, for audio between -1 and 1
 MAX_LOG_MAGNITUDE = 6.0
-HOP = Range(low=2, integer=True, advice="200 is 12.5 ms at 16 kHz.")
+Hop = Annotated[int, Range(low=2, integer=True, advice="200 is 12.5 ms at 16 kHz.")]
 BLOCK_CONTEXT = 3  # frames that a block sees to each side
 
 
@@ -71,9 +71,8 @@ class LogMel(nn.Module):
 
     basis: Tensor
     filters: Tensor
-    RANGES: ClassVar = {"n_mels": N_MELS, "hop": HOP, "sample_rate": HERTZ}
 
-    def __init__(self, *, n_mels: int, hop: int, sample_rate: int) -> None:
+    def __init__(self, *, n_mels: NMels, hop: Hop, sample_rate: Hertz) -> None:
         super().__init__()
         self.hop_samples = hop
         self.frame_samples = FRAME_HOPS * hop
@@ -136,12 +135,14 @@ class ConvNeXt(nn.ModuleList):
 class VocoderEncoder(nn.Module):
     """Encode features: (B, U, 2 M), (B, U, 1) -> (B, U, D)."""
 
-    RANGES: ClassVar = {
-        **dict.fromkeys(("n_mels", "d_model", "d_ffn"), POSITIVE_COUNT),
-        "num_layers": NON_NEGATIVE_COUNT,
-    }
-
-    def __init__(self, *, n_mels: int, d_model: int, d_ffn: int, num_layers: int) -> None:
+    def __init__(
+        self,
+        *,
+        n_mels: PositiveCount,
+        d_model: PositiveCount,
+        d_ffn: PositiveCount,
+        num_layers: Count,
+    ) -> None:
         super().__init__()
         self.normalize = GlobalNorm(n_mels=FRAME_HOPS * n_mels)
         self.proj = nn.Linear(FRAME_HOPS * n_mels, d_model)
@@ -160,14 +161,15 @@ class VocoderDecoder(nn.Module):
     """
 
     inverse: Tensor
-    RANGES: ClassVar = {
-        "hop": HOP,
-        **dict.fromkeys(("d_model", "d_ffn"), POSITIVE_COUNT),
-        **dict.fromkeys(("num_layers", "num_fine_layers"), NON_NEGATIVE_COUNT),
-    }
 
     def __init__(
-        self, *, hop: int, d_model: int, d_ffn: int, num_layers: int, num_fine_layers: int
+        self,
+        *,
+        hop: Hop,
+        d_model: PositiveCount,
+        d_ffn: PositiveCount,
+        num_layers: Count,
+        num_fine_layers: Count,
     ) -> None:
         super().__init__()
         self.hop_samples = hop

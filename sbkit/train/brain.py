@@ -203,7 +203,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         )
         if options.get("device") is None and placement.device.type == "cpu":
             warn_of_unused_gpu("torch")
-        eval_precision = options.get("eval_precision") or declared["eval_precision"]
+        eval_precision = options.get("eval_precision", declared["eval_precision"])
         check_precision(placement.device.type, eval_precision, key="eval_precision")
         options["device"] = str(placement.device)
         options.setdefault("find_unused_parameters", not has_own_step(self))

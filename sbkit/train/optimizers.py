@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import ConfigError, concerning, translate
 from sbkit.base.messages import did_you_mean, listed
-from sbkit.base.ranges import Range
+from sbkit.base.ranges import Either, OneOf, Range
 from sbkit.checkpoint.weights import part_names_of_model, to_part_name
 from sbkit.train.schedule import DECLARED_RATE, SPEECHBRAIN_SCHEDULERS
 
@@ -33,7 +33,10 @@ NamedParameters = Mapping[str, nn.Parameter]
 
 FREEZE = "freeze"
 ALWAYS = "always"
-FREEZE_STEP = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number of steps.")
+FREEZE_STEP = Either(
+    parts=(OneOf(values=(ALWAYS,)), Range(low=0, integer=True)),
+    advice="Pass always, or a number of steps.",
+)
 RATE_FACTOR = Range(low=0, advice="Pass 1 for the rate of the run.")  # below 0, training climbs
 DIMENSIONS = {"matrices": (2,), "vectors": (0, 1)}  # of a parameter's shape, by a word in `parts`
 

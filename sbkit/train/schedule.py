@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from speechbrain.nnet.schedulers import (
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from sbkit.base.errors import ConfigError, concerning
-from sbkit.base.ranges import SHARE
+from sbkit.base.ranges import Share
 
 SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
 DECLARED_RATE = "initial_lr"  # in an optimizer's group, as in torch: the rate that it is made with
@@ -246,9 +246,7 @@ class WarmupCosine:
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
 
-    RANGES: ClassVar = {"warmup_fraction": SHARE}
-
-    def __init__(self, *, warmup_fraction: float) -> None:
+    def __init__(self, *, warmup_fraction: Share) -> None:
         self.warmup_fraction = warmup_fraction
 
     def __call__(self, progress: float) -> float:

@@ -11,9 +11,8 @@ implements a family, with the tensor names of its file.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +23,7 @@ from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
-from sbkit.base.ranges import (
-    DROPOUT,
-    FLAG,
-    MAPPING,
-    POSITIVE_COUNT,
-    SHARE,
-    Range,
-    ValueType,
-    require_in_range,
-)
+from sbkit.base.ranges import Dropout, PositiveCount, Range, Share, require_in_range
 from sbkit.base.units import seconds_to_samples
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.features import NormalizedAudio, WhisperFeatures
@@ -52,8 +42,11 @@ from sbkit.text.languages import whisper_language
 logger = logging.getLogger(__name__)
 
 MAX_PADDING_EFFECT = 1e-3  # share of the largest state; with half a second of noise it is 1e-6
-CONFIG_RANGE = {"config": replace(MAPPING, advice="Name the encoder's folder as `pretrained`.")}
-LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
+ConfigArgument = Annotated[Config, "Name the encoder's folder as `pretrained`."]
+Lora = Annotated[
+    Mapping[str, Any] | None, "Write {rank: 8, projections: [q_proj, v_proj]}, or null."
+]
+Layer = Annotated[int, Range(low=1, integer=True)]
 
 
 class Family(NamedTuple):
@@ -98,10 +91,9 @@ class PretrainedFeatures(nn.Module):
             not that of the log energies that an extractor of transformers normalizes.
     """
 
-    RANGES: ClassVar = CONFIG_RANGE
     body: Any
 
-    def __init__(self, *, config: Config) -> None:
+    def __init__(self, *, config: ConfigArgument) -> None:
         super().__init__()
         self.sample_rate: int = config["sample_rate"]  # Hz
         self.body = FAMILIES[config["model_type"]].features(config)
@@ -118,10 +110,9 @@ class PretrainedFeatures(nn.Module):
 class PretrainedFrontEnd(nn.Module):
     """Subsample features: (B, T, M), (B,) -> (B, U, C), (B,)."""
 
-    RANGES: ClassVar = CONFIG_RANGE
     body: Any
 
-    def __init__(self, *, config: Config) -> None:
+    def __init__(self, *, config: ConfigArgument) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
         self.prefix = family.prefix
@@ -150,34 +141,22 @@ class PretrainedEncoder(nn.Module):
         adapters of the Linear layers with these names; null: no adapters.
     """
 
-    RANGES: ClassVar = {
-        **dict.fromkeys(("mask_time_prob", "mask_channel_prob"), SHARE),
-        **dict.fromkeys(("layerdrop", "dropout", "attention_dropout"), DROPOUT),
-        "activation_dropout": DROPOUT,
-        **dict.fromkeys(("mask_time_length", "mask_channel_length"), POSITIVE_COUNT),
-        "layers": replace(LAYER, advice="Pass null for all layers."),
-        "intermediate_layer": LAYER,
-        "gradient_checkpointing": FLAG,
-        **CONFIG_RANGE,
-        "lora": replace(MAPPING, advice="Write {rank: 8, projections: [q_proj, v_proj]}, or null."),
-    }
-
     def __init__(
         self,
         *,
-        config: Config,
-        layers: int | None = None,
-        intermediate_layer: int | None = None,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.1,
-        layerdrop: float = 0.1,
-        mask_time_prob: float = 0.65,
-        mask_time_length: int = 10,
-        mask_channel_prob: float = 0.5,
-        mask_channel_length: int = 64,
+        config: ConfigArgument,
+        layers: Annotated[Layer | None, "Pass null for all layers."] = None,
+        intermediate_layer: Annotated[Layer | None, "Pass null for the middle one."] = None,
+        dropout: Dropout = 0.0,
+        attention_dropout: Dropout = 0.0,
+        activation_dropout: Dropout = 0.1,
+        layerdrop: Dropout = 0.1,
+        mask_time_prob: Share = 0.65,
+        mask_time_length: PositiveCount = 10,
+        mask_channel_prob: Share = 0.5,
+        mask_channel_length: PositiveCount = 64,
         gradient_checkpointing: bool = False,
-        lora: Mapping[str, Any] | None = None,
+        lora: Lora = None,
     ) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
@@ -186,7 +165,7 @@ class PretrainedEncoder(nn.Module):
         middle = max(1, count // 2) if intermediate_layer is None else intermediate_layer
         for key, layer, last in (("layers", count, depth), ("intermediate_layer", middle, count)):
             valid = Range(low=1, high=last, integer=True, advice="Choose one of these layers.")
-            require_in_range({key: layer}, {key: valid})
+            require_in_range(key, layer, valid)
         self.num_layers = count
         self.intermediate_layer = middle
         self.rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
@@ -283,21 +262,18 @@ class PretrainedTransformer(PretrainedEncoder):
         generation: the tokens that the decoder may write; vocab_size: the number of all its tokens.
     """
 
-    RANGES: ClassVar = {
-        **PretrainedEncoder.RANGES,
-        "decoder_task": ValueType(("transcribe", "translate")),
-        "context_seconds": Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on."),
-    }
     decoding_modules = ("decoder",)
 
     def __init__(
         self,
         *,
-        config: Config,
+        config: ConfigArgument,
         language: str,
-        decoder_task: str = "transcribe",
-        context_seconds: float = 0.0,
-        lora: Mapping[str, Any] | None = None,
+        decoder_task: Literal["transcribe", "translate"] = "transcribe",
+        context_seconds: Annotated[
+            float, Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on.")
+        ] = 0.0,
+        lora: Lora = None,
         **options: Any,
     ) -> None:
         defaults = dict.fromkeys(("activation_dropout", "layerdrop"), 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import POSITIVE_COUNT, require_in_range
+from sbkit.base.ranges import PositiveCount, require_in_range
 
 SCALE_SUFFIX = ".lora_scale"  # in a state_dict, marks a layer that has an adapter
 
@@ -44,7 +44,7 @@ def add_adapters(
 
     projections: names of layers, each the last component of a path such as `layers.0.q_proj`.
     """
-    require_in_range({"rank": rank}, {"rank": POSITIVE_COUNT})
+    require_in_range("rank", rank, PositiveCount)
     module.requires_grad_(False)
     layers = {path: m for path, m in module.named_modules() if isinstance(m, nn.Linear)}
     names = {path.rpartition(".")[2] for path in layers}

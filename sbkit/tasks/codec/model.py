@@ -6,14 +6,14 @@ codebook.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
-from sbkit.base.ranges import POSITIVE_COUNT, NumberList, Range
+from sbkit.base.ranges import ListOf, PositiveCount, Range
 from sbkit.models.spectral_losses import mel_distance
 from sbkit.models.vocoder import LogMel, VocoderDecoder, VocoderEncoder
 from sbkit.tasks.codec.codes import CodeSpace
@@ -31,15 +31,21 @@ class FiniteScalarQuantizer(nn.Module):
 
     levels: Tensor
     place_values: Tensor
-    RANGES: ClassVar = {
-        **dict.fromkeys(("d_model", "groups"), POSITIVE_COUNT),
-        "levels": NumberList(
-            item=Range(low=2, high=1 << 16, integer=True, advice=""),
-            advice="[8, 5, 5, 5] is usual.",
-        ),
-    }
 
-    def __init__(self, *, d_model: int, groups: int, levels: Sequence[int]) -> None:
+    def __init__(
+        self,
+        *,
+        d_model: PositiveCount,
+        groups: PositiveCount,
+        levels: Annotated[
+            Sequence[int],
+            ListOf(
+                item=Range(low=2, high=1 << 16, integer=True),
+                may_be_empty=False,
+                advice="[8, 5, 5, 5] is usual.",
+            ),
+        ],
+    ) -> None:
         super().__init__()
         self.space = space = CodeSpace(groups, tuple(levels))
         self.to_levels = nn.Linear(d_model, groups * len(levels))

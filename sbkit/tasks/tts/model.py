@@ -5,7 +5,6 @@ consists of two hops, so that its features have 2 M values.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,18 +15,13 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.random_draws import draw_uniform
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import DROPOUT, NON_NEGATIVE_COUNT, POSITIVE_COUNT, TEXT
+from sbkit.base.ranges import Count, Dropout, PositiveCount
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.spectral_losses import mel_distance
 from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
 from sbkit.tasks.tts.recordings import SpokenBatch
 from sbkit.tasks.tts.symbols import PADDING
 
-BLOCK_RANGES = {  # of a ConvNeXt and its width
-    **dict.fromkeys(("d_model", "d_ffn"), POSITIVE_COUNT),
-    "num_layers": NON_NEGATIVE_COUNT,
-    "dropout": DROPOUT,
-}
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE_LOG_PROB = -1e4
 MAX_SPELLED_SYMBOLS = 4  # in a text that may be an abbreviation
@@ -153,17 +147,15 @@ class TextEncoder(nn.Module):
     symbol_type: one of `sbkit.tasks.tts.symbols.SYMBOL_TYPES`.
     """
 
-    RANGES: ClassVar = {**BLOCK_RANGES, "num_symbols": POSITIVE_COUNT, "symbol_type": TEXT}
-
     def __init__(
         self,
         *,
-        num_symbols: int,
+        num_symbols: PositiveCount,
         symbol_type: str,
-        d_model: int,
-        d_ffn: int,
-        num_layers: int,
-        dropout: float,
+        d_model: PositiveCount,
+        d_ffn: PositiveCount,
+        num_layers: Count,
+        dropout: Dropout,
     ) -> None:
         super().__init__()
         self.symbol_type = symbol_type
@@ -183,10 +175,13 @@ class DurationAligner(nn.Module):
     longest_symbol: seconds; if a letter takes more, the text does not match the audio.
     """
 
-    RANGES: ClassVar = dict.fromkeys(("num_symbols", "n_mels", "d_align"), POSITIVE_COUNT)
-
     def __init__(
-        self, *, num_symbols: int, n_mels: int, d_align: int, longest_symbol: float
+        self,
+        *,
+        num_symbols: PositiveCount,
+        n_mels: PositiveCount,
+        d_align: PositiveCount,
+        longest_symbol: float,
     ) -> None:
         super().__init__()
         self.longest_symbol = longest_symbol
@@ -211,9 +206,7 @@ class VarianceAdaptor(nn.Module):
     Durations are predicted as logarithms of frames, pitch in octaves, energy in nats.
     """
 
-    RANGES: ClassVar = {name: BLOCK_RANGES[name] for name in ("d_model", "num_layers", "dropout")}
-
-    def __init__(self, *, d_model: int, num_layers: int, dropout: float) -> None:
+    def __init__(self, *, d_model: PositiveCount, num_layers: Count, dropout: Dropout) -> None:
         super().__init__()
         self.blocks = ConvNeXt(num_layers, d_model, d_model, dropout)
         self.norm = nn.LayerNorm(d_model)
@@ -233,10 +226,14 @@ class VarianceAdaptor(nn.Module):
 class MelDecoder(nn.Module):
     """Predict normalized log-mel features: (B, U, D), (B, U, 1) -> (B, U, 2 M)."""
 
-    RANGES: ClassVar = {**BLOCK_RANGES, "n_mels": POSITIVE_COUNT}
-
     def __init__(
-        self, *, n_mels: int, d_model: int, d_ffn: int, num_layers: int, dropout: float
+        self,
+        *,
+        n_mels: PositiveCount,
+        d_model: PositiveCount,
+        d_ffn: PositiveCount,
+        num_layers: Count,
+        dropout: Dropout,
     ) -> None:
         super().__init__()
         self.normalize = GlobalNorm(n_mels=FRAME_HOPS * n_mels)
