@@ -62,13 +62,15 @@ class Unchecked(Constraint):
 class Flag(Constraint):
     """True and false."""
 
-    advice: str = "Write True or False."
-
     def __contains__(self, value: object) -> bool:
         return isinstance(value, bool)
 
     def __str__(self) -> str:
         return "true or false"
+
+    def advice_for(self, value: object) -> str:
+        """Say how to write a flag."""
+        return self.advice or "Write True or False."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,10 +153,12 @@ class SettingAttributes:
 class Argument(NamedTuple):
     """A plain argument of an object.
 
+    builder: the dotted name of its class or function.
     path: its own.
     key: the path of the key that it refers to, or its own.
     """
 
+    builder: str
     path: Keys
     key: Keys
     constraint: Constraint
@@ -292,13 +294,14 @@ class RunSpec:
         for keys, node in walk(self.document.root):
             if not tag_of(node).startswith(BUILDER_TAGS):
                 continue
-            constraints = arguments_of(tag_of(node).partition(":")[2])
+            builder = tag_of(node).partition(":")[2]
+            constraints = arguments_of(builder)
             for name, child in children(node):
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
                 if not holds_object(value):
                     constraint = constraints.get(str(name), UNCHECKED)
                     path = referenced_key(child, (*keys, name))
-                    yield Argument((*keys, name), path, constraint, value)
+                    yield Argument(builder, (*keys, name), path, constraint, value)
 
     def arguments_out_of_range(self) -> dict[Keys, str]:
         """Return an error for each argument that is out of the range of its class, by its keys.
@@ -306,9 +309,9 @@ class RunSpec:
         An argument that refers to another key is listed under that key.
         """
         errors: dict[Keys, str] = {}
-        for _, path, constraint, value in self.arguments():
+        for _, _, key, constraint, value in self.arguments():
             if value not in constraint:
-                errors.setdefault(path, range_error(dotted(path), value, constraint))
+                errors.setdefault(key, range_error(dotted(key), value, constraint))
         return errors
 
 

@@ -161,7 +161,7 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     with pytest.raises(
         SbkitError, match=rf"export {run} with --out NEW\. .*another `output_folder`"
     ):
-        note(beam_size=6)
+        note(average_checkpoints=6)
     assert {note(**{key: 6}) for key in machine} == {None}
     assert note(**{LIMIT_PATH: TRAINED_EPOCHS}) is not None
     assert note(file="moved.txt") is None

@@ -11,7 +11,8 @@ from sbkit.config.keys import KEYS
 from sbkit.config.overrides import nest_overrides, parse_overrides
 
 FLAGS = [name for name, key in KEYS.items() if key.type is bool]
-TEXTS = [name for name, key in KEYS.items() if "a text" in key.values and name != "recipe"]
+NOT_TEXTS = {"recipe", "decoder"}  # a module, and an object
+TEXTS = [name for name in KEYS.keys() - NOT_TEXTS if "a" in KEYS[name].values]
 LISTS = [name for name, key in KEYS.items() if key.type == list[str] | None]
 # Numbers, times and flags to some YAML; `no` is also Norwegian.
 WRITTEN = "007 1e3 1.10 0o17 0x1F 1_000 .5 +5 .inf 1:30 2026-11-27 2026-11-27T10:00:00 no on y N"
