@@ -159,8 +159,10 @@ code but 0, 2, 3 and 75; under Slurm, code 1 then queues the job again.
 """
 KEYS_PAGE = """\
 The keys of `hparams/*.yaml` with their defaults. A YAML with the key `base` has all keys of its
-base, too: {variants}. The column *changes* says what of a run another value changes first (what is
-made from it changes, too), and when a run goes on with another value:
+base, too: {variants}.
+
+The column *changes* says what of a run another value changes first (what is made from it changes,
+too), and when a run goes on with another value:
 
 - never: its folder is refused; choose another `output_folder`.
 - when resumed: the next start uses the new value.
@@ -207,7 +209,7 @@ def declared_keys(file: Path) -> dict[str, Key]:
     arguments = {
         str(argument.key[0]): argument.constraint
         for argument in spec.arguments()
-        if argument.key != argument.path and argument.constraint is not UNCHECKED
+        if len(argument.key) == 1 and argument.constraint is not UNCHECKED
     }
     declared = dict(recipe.keys)
     for name in spec.document.own_keys & arguments.keys():

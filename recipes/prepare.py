@@ -14,7 +14,7 @@ from sbkit.base.files import to_json
 from sbkit.base.imports import user_digests
 from sbkit.base.ranges import DAY, Range
 from sbkit.config.hparams import Settings
-from sbkit.config.keys import KEYS, Key, with_defaults
+from sbkit.config.keys import KEYS, Key, data_key, with_defaults
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.manifest import MIX_SOURCE, to_texts
@@ -145,7 +145,7 @@ class CorpusRecipe(Recipe):
         **KEYS,
         **dict.fromkeys(
             ("min_seconds", "max_seconds"),
-            Key(Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length.")),
+            data_key(Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length.")),
         ),
     }
 

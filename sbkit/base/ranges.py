@@ -190,7 +190,8 @@ class MappingOf(Constraint):
         )
 
     def __str__(self) -> str:
-        items = " with names as keys" if isinstance(self.item, Unchecked) else f" of {self.item}"
+        items = f" of {self.item}" if isinstance(self.item, Texts) else f", each {self.item}"
+        items = " with names as keys" if isinstance(self.item, Unchecked) else items
         return f"{'{} or ' * self.may_be_empty}a mapping{items}"
 
 
