@@ -82,13 +82,15 @@ def frame_entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
 '''
 
 
-def copy_checkout(folder: Path) -> Path:
-    """Copy the files that git tracks."""
+def copy_checkout(folder: Path) -> None:
+    """Copy the files that git tracks into a repository of their own, as some tests ask git."""
     names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
     for name in filter(None, names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    return folder
+    author = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    for words in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "copy"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
 
 
 def edit(file: Path, *edits: tuple[str, str]) -> None:
@@ -210,7 +212,8 @@ PATCHES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", PATCHES)
 def test_addition_as_the_page_says_is_green(name: str, tmp_path: Path) -> None:
-    copy = copy_checkout(tmp_path)
+    copy = tmp_path / "sbkit"
+    copy_checkout(copy)
     PATCHES[name](copy)
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
 
