@@ -3,6 +3,7 @@
 import csv
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,15 @@ def test_bench_live_prints_a_table(
 ) -> None:
     run = make_live_run(table.parent / "run")
     monkeypatch.setattr(sys, "argv", ["bench_live", str(run), str(table), "--chunks=320,1280"])
+    recognizer, steps = bench_live.StreamingRecognizer, list[int]()
+
+    def open_recognizer(*, bundle: Any) -> bench_live.StreamingRecognizer:
+        steps.append(bundle.model.chunks.step)
+        return recognizer(bundle=bundle)
+
+    monkeypatch.setattr(bench_live, "StreamingRecognizer", open_recognizer)
     bench_live.main()
+    assert steps == [320 * 16, 1280 * 16]  # each had those of the YAML
     _, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     names = ("320 ms", "1280 ms", "whole clip")
     assert [row[0] for row in rows] == [f"{name}, greedy" for name in names]

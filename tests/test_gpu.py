@@ -122,7 +122,7 @@ def test_batch_that_does_not_fit_into_memory_ends_the_run_with_advice(
         assert workplace.train_here(tmp_path, *options) == BAD_INPUT
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "does not fit into memory" in capsys.readouterr().err
+    assert "`batch_seconds`" in capsys.readouterr().err
 
 
 def test_run_is_checked(workplace: Workplace, tmp_path: Path) -> None:

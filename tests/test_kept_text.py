@@ -11,6 +11,7 @@ from sbkit.decoding import fit
 from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.lm.arpa import read_arpa
+from sbkit.lm.language_models import describe_seen
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.normalization import normalize, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -57,7 +58,7 @@ def test_bundle_writes_and_scores_texts_as_written(
     assert scored["normalized"] == figures["normalized"]
     page = (tmp_path / "scores/report.html").read_text("utf-8")
     assert f"normalized by {scored['normalized']['normalizer']}" in page
-    seen = "test: The language model has seen 8 of 8 test sentences (100.0 %)"
+    seen = f"test: {describe_seen({'seen': 8, 'of': 8})}"
     assert seen in capsys.readouterr().out and seen in page
     assert seen in (run / "report.html").read_text("utf-8")
     card = (bundle / "README.md").read_text("utf-8")

@@ -35,7 +35,7 @@ def test_encoder_is_pretrained_without_transcripts_and_finetuned(
         run = finetuned / source.name
         assert workplace.train_here(run, *options, yaml=EXAMPLE / "finetune.yaml") == 0
         output = capsys.readouterr().out
-        assert "tensors are loaded: CNN." in output and "are new: Transformer.decoder." in output
-        assert "4 tensors there are not used" in output and "quantizer.codes" in output
+        assert "loaded: CNN." in output and "new: Transformer.decoder." in output
+        assert "4 tensors" in output and "quantizer.codes" in output
     sbkit(["export", str(run), f"--out={bundles[1]}"])
     sbkit(["transcribe", str(bundles[1]), str(min(workplace.release.glob("clips/*")))])

@@ -76,7 +76,7 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
         resumed_runs = 3 * (world_size == 2)
         num_runs = len(ACCUMULATIONS) + 1 + resumed_runs
         assert process.stdout.count("train: 16 utterances") == num_runs
-        assert process.stdout.count("Stopped at step") == 2 * bool(resumed_runs)  # by both ranks
+        assert process.stdout.count("Stopped at") == 2 * bool(resumed_runs)  # by both ranks
     assert torch.equal(*(flat_parameters(tmp_path / name) for name in ("whole", "resumed")))
 
     expected, expected_losses = flat_parameters(one_rank), step_losses(one_rank)
@@ -134,7 +134,7 @@ def test_rank_that_is_to_stop_takes_others_along(asterisk_english: Path, tmp_pat
     assert all(value.isfinite().all() for value in last_parameters(run).values())
     codes = [(tmp_path / f"codes-{rank}").read_text() for rank in (0, 1)]
     assert codes == [f"{ASKED_TO_STOP} {ASKED_TO_STOP}"] * 2
-    assert process.stdout.count("checkpoint saved") == 2
+    assert process.stdout.count("Stopped at") == 2
     steps = [record["step"] for record in records_of(run, "step")]
     assert steps == list(range(1, len(steps) + 1))
     assert [record["epoch"] for record in records_of(run, "epoch")] == [1, 2, 3, 4]

@@ -118,6 +118,7 @@ def newest_python() -> str:
     ).stdout.strip()
 
 
+@pytest.mark.release  # others release the newest versions at any time
 @pytest.mark.slow(60)
 def test_newest_versions_read_and_serve_without_torch(
     exported: Path, task_bundles: Path, wheel: Path, tmp_path: Path

@@ -82,13 +82,13 @@ def test_signaled_run_saves_exits_and_resumes_to_the_same_end(
         with signal_after_hook(number, hook=hook, at_step=at_step):
             assert train(workplace, tmp_path) == ASKED_TO_STOP
         assert signal.getsignal(number) is handler
-        sentence = f"Stopped at step {at_step}; checkpoint saved"
-        assert sentence in capsys.readouterr().err
+        stopped = f"step {at_step};"
+        assert stopped in capsys.readouterr().err
         assert Checkpointer(tmp_path / "checkpoints").find_checkpoint() is not None
         assert not (tmp_path / "summary.json").exists()
         earlier_log, log = log, (tmp_path / "train.log").read_text()
         assert log.startswith(earlier_log)
-        assert f" {sentence}" in log.removeprefix(earlier_log)
+        assert f" {stopped}" in log.removeprefix(earlier_log)
         assert log.endswith(f" ended with exit code {ASKED_TO_STOP}\n")
 
     with signal_in_function(AsrBrain, "on_evaluate_start"):  # between training and test

@@ -32,7 +32,7 @@ from sbkit.export.export import exported_bundle
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
 from sbkit.runtime.score_sets import prepare_test_sets, prepare_user_set, read_whole_clips
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchBundle, TorchModel
 from sbkit.tasks.asr.session import (
     Endpoint,
     Event,
@@ -141,8 +141,9 @@ def measure(bundle: TorchBundle, clips: Sequence[ClipWithText], chunk_ms: int) -
     """Run each clip through a session, and through another that continues with silence."""
     set_chunk(bundle, chunk_ms)
     results = LiveResults()
-    model = bundle.model
-    silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
+    network, rate = bundle.model.network, bundle.config.sample_rate
+    model = TorchModel(network, parts=(), sample_rate=rate)  # it makes its streaming form once
+    silence = np.zeros(round(SILENCE_SECONDS * rate), np.int16)
     opened = ThreadedBundle.from_contents(bundle, ModelThread(lambda: model))
     with StreamingRecognizer(bundle=opened) as recognizer:
         for audio, text in clips:

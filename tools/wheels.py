@@ -66,7 +66,7 @@ def resolve(wheel: str, extras: str, device: str, temporary: Path) -> list[dict[
     packages: list[dict[str, Any]] = json.loads(report.read_bytes())["install"]
     (sbkit,) = (package for package in packages if package["metadata"]["name"] == "sbkit")
     known = sbkit["metadata"]["provides_extra"]
-    if unknown := {*sbkit.get("requested_extras", ())} - {*known}:  # pip only warns
+    if unknown := {*filter(None, extras.split(","))} - {*known}:  # pip only warns
         sys.exit(f"sbkit has no extra {', '.join(unknown)}. It has {', '.join(known)}.")
     return packages
 

@@ -3,7 +3,7 @@
 Legend: U frames, V vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,9 +33,6 @@ MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle ma
 TOKEN_THRESHOLD = -6.0  # a frame tries only tokens with a higher log-probability
 BLANK_THRESHOLD = -0.02  # a blank of 0.98 is certain: skipping its frame saves 7 % of the time
 MAX_CANDIDATES = 12  # tokens that a frame tries: many are likely if a model has learned little
-
-SEARCHES = ("_unbiased_search", "_biased_search", "_hotword_scorer")  # built when needed
-BeamStates = tuple[BeamState, ...]  # of the unbiased search and, with hotwords, of the biased one
 
 
 class BeamDecoder:
@@ -88,8 +85,8 @@ class BeamDecoder:
         self.attention_rescoring = attention_rescoring
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the searches, whose trees are too deep for pickle."""
-        return {name: value for name, value in vars(self).items() if name not in SEARCHES}
+        """Leave out the search, whose trees are too deep for pickle."""
+        return {name: value for name, value in vars(self).items() if name != "_search"}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(beam_size={self.beam_size}, {self.weights})"
@@ -122,7 +119,7 @@ class BeamDecoder:
     # ---- copies with changes
 
     def copy_with(self, **changes: Any) -> Self:
-        """Return a decoder with changed arguments, which builds its own searches."""
+        """Return a decoder with changed arguments, which builds its own search."""
         arguments: dict[str, Any] = {
             "tokenizer": self.tokenizer,
             "language_models": self._language_models_source,
@@ -146,26 +143,12 @@ class BeamDecoder:
         decoder = self.copy_with(language_models=self.language_models)
         phrases = [phrases] if isinstance(phrases, str) else phrases
         decoder.phrases = tuple(dict.fromkeys(phrases))
-        # Without hotwords the search is the same, so the copy shares it, with its cached states.
-        decoder._unbiased_search = self._unbiased_search
         return decoder
 
-    # ---- the searches, built when they are needed
+    # ---- the search, built when it is needed
 
     @cached_property
-    def _unbiased_search(self) -> PrefixBeamSearch:
-        return self._make_search(self._make_scorers())
-
-    @cached_property
-    def _biased_search(self) -> PrefixBeamSearch:
-        return self._make_search([*self._make_scorers(self.hotwords), self._hotword_scorer])
-
-    @cached_property
-    def _hotword_scorer(self) -> HotwordScorer:
-        rewards = reward_phrases(self.phrases, self.tokenizer)
-        return HotwordScorer(rewards=rewards, tokenizer=self.tokenizer)
-
-    def _make_search(self, scorers: Sequence[PrefixScorer]) -> PrefixBeamSearch:
+    def _search(self) -> PrefixBeamSearch:
         vocabulary = self.tokenizer.vocabulary
         settings = BeamSettings(
             vocab_size=vocabulary.size,
@@ -177,10 +160,10 @@ class BeamDecoder:
             silent_ids=self.tokenizer.silent_ids,
             blank_threshold=BLANK_THRESHOLD,
         )
-        return PrefixBeamSearch(settings=settings, scorers=scorers)
+        return PrefixBeamSearch(settings=settings, scorers=self._make_scorers())
 
-    def _make_scorers(self, added_words: Collection[str] = ()) -> list[PrefixScorer]:
-        """Return the language models as scorers; ``added_words`` count as known words."""
+    def _make_scorers(self) -> list[PrefixScorer]:
+        """Return the language models, which know the words of hotwords, and the hotwords."""
         models, weights = self.language_models, self.weights
         scorers: list[PrefixScorer] = []
         if models.words is not None and weights.word:
@@ -192,7 +175,7 @@ class BeamDecoder:
                     lm_weight=weights.word,
                     word_bonus=weights.word_bonus,
                     unknown_word_score=weights.unknown_word,
-                    added_words=[word for word in added_words if word not in models.words],
+                    added_words=[word for word in self.hotwords if word not in models.words],
                 )
             )
         if models.tokens is not None and weights.token:
@@ -204,6 +187,9 @@ class BeamDecoder:
                     token_bonus=weights.token_bonus,
                 )
             )
+        if self.phrases:
+            rewards = reward_phrases(self.phrases, self.tokenizer)
+            scorers.append(HotwordScorer(rewards=rewards, tokenizer=self.tokenizer))
         return scorers
 
     # ---- decoding
@@ -213,16 +199,15 @@ class BeamDecoder:
     ) -> list[Hypothesis]:
         return self.finish(self.advance(self.start(), log_probs), attention, log_probs)
 
-    def start(self) -> BeamStates:
-        return tuple(search.start() for search in self._searches())
+    def start(self) -> BeamState:
+        return self._search.start()
 
-    def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
-        pairs = zip(self._searches(), states, strict=True)
-        return tuple(search.advance(state, log_probs) for search, state in pairs)
+    def advance(self, state: BeamState, log_probs: LogProbs) -> BeamState:
+        return self._search.advance(state, log_probs)
 
     def finish(
         self,
-        states: BeamStates,
+        state: BeamState,
         attention: AttentionScorer | None = None,
         log_probs: LogProbs | None = None,
     ) -> list[Hypothesis]:
@@ -231,26 +216,18 @@ class BeamDecoder:
         log_probs: of the whole clip, (U, V), so that CTC can score the texts that the attention
             decoder proposes; None in a stream, where these texts are not added.
         """
-        beams: list[list[Hypothesis]] = []
-        for search, state in zip(self._searches(), states, strict=True):
-            # The beam is empty if no sequence of ordinary tokens is possible.
-            beam = search.finish(state) or [Hypothesis(tokens=(), score=0.0)]
-            if self.attention_rescoring:
-                assert attention is not None
-                # In silence a decoder may invent words with more confidence than CTC has in blanks.
-                silent_ids = self.tokenizer.silent_ids
-                if log_probs is not None and near_speech(log_probs, silent_ids).any():
-                    beam_texts = {hypothesis.tokens for hypothesis in beam}
-                    proposals = [text for text in attention.proposals if text not in beam_texts]
-                    beam += [search.score(log_probs, text) for text in proposals]
-                beam = rescore(beam, attention, self.weights.attention)
-            beams.append(beam)
-        return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]
-
-    def _searches(self) -> list[PrefixBeamSearch]:
-        if self.phrases:
-            return [self._unbiased_search, self._biased_search]
-        return [self._unbiased_search]
+        # The beam is empty if no sequence of ordinary tokens is possible.
+        beam = self._search.finish(state) or [Hypothesis(tokens=(), score=0.0)]
+        if not self.attention_rescoring:
+            return beam
+        assert attention is not None
+        # In silence a decoder may invent words with more confidence than CTC has in blanks.
+        silent_ids = self.tokenizer.silent_ids
+        if log_probs is not None and near_speech(log_probs, silent_ids).any():
+            beam_texts = {hypothesis.tokens for hypothesis in beam}
+            proposals = [text for text in attention.proposals if text not in beam_texts]
+            beam += [self._search.score(log_probs, text) for text in proposals]
+        return rescore(beam, attention, self.weights.attention)
 
 
 def declared_decoder(hparams: Mapping[str, Any]) -> BeamDecoder | None:

@@ -6,14 +6,13 @@ The automaton of Aho and Corasick (1975) finds them in the same time for any num
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.base.files import read_text_lines
-from sbkit.decoding.greedy import Hypothesis
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 # Rewards in natural logarithms. A longer phrase earns more, because it rarely fits the audio by
@@ -102,8 +101,7 @@ class HotwordScorer:
 
     def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._letters = {phrase: tokenizer.spelling(phrase) for phrase in rewards}
-        self._root = _build({self._letters[phrase]: score for phrase, score in rewards.items()})
+        self._root = _build({tokenizer.spelling(p): reward for p, reward in rewards.items()})
 
     def start(self) -> Hashable:
         return PhraseState(self._root.children[SPACE], False)
@@ -123,25 +121,6 @@ class HotwordScorer:
         if state.in_word:
             score, state = self._spell(state, SPACE)
         return score - state.node.credit
-
-    def choose(self, unbiased: list[Hypothesis], biased: list[Hypothesis]) -> list[Hypothesis]:
-        """Return the biased beam only if it adds a phrase (k2-fsa/icefall#1948)."""
-        new_phrases = self._find(biased[0].tokens) - self._find(unbiased[0].tokens)
-        return biased if new_phrases else unbiased
-
-    def _find(self, tokens: Sequence[int]) -> set[str]:
-        """Return the phrases that a token sequence contains as whole words."""
-        text = SPACE.join(self._tokenizer.words(tokens))
-        phrases: set[str] = set()
-        texts: dict[frozenset[str], str] = {}  # by the marks that count as spaces
-        for phrase, letters in self._letters.items():
-            marks = self._tokenizer.marks - {*letters}
-            if marks not in texts:
-                spaced = text.translate(dict.fromkeys(map(ord, marks), SPACE))
-                texts[marks] = _between_spaces(SPACE.join(filter(None, spaced.split(SPACE))))
-            if _between_spaces(letters) in texts[marks]:
-                phrases.add(phrase)
-        return phrases
 
     def _spell(self, state: PhraseState, letter: str) -> tuple[float, PhraseState]:
         node = state.node
@@ -166,7 +145,7 @@ def _build(rewards: Mapping[str, float]) -> PhraseNode:
     root = PhraseNode()
     for phrase, reward in rewards.items():
         node = root
-        for index, letter in enumerate(_between_spaces(phrase)):
+        for index, letter in enumerate(f"{SPACE}{phrase}{SPACE}"):
             node = node.children.setdefault(letter, PhraseNode())
             if index <= len(phrase):  # not at the final space, which pays the reward
                 node.credit = max(node.credit, reward * index / len(phrase))
@@ -188,7 +167,3 @@ def _link(root: PhraseNode) -> None:
             child.earned = max(child.earned, child.shorter.earned)
             child.credit = max(child.credit, child.shorter.credit)
             nodes.append(child)
-
-
-def _between_spaces(letters: str) -> str:
-    return f"{SPACE}{letters}{SPACE}"

@@ -199,7 +199,7 @@ def test_sound_that_starts_late_is_still_refused_if_it_ends_early(
     content = write(container, codec, [(4, 14)], is_video=is_video, **options)
     assert_heard(read(content), [(4, 14)])
     early = content[: len(content) * 4 // 5]
-    with pytest.raises(AudioError, match=r"it declares 14\.\d s, has 1[12]\.\d s"):
+    with pytest.raises(AudioError, match=r"14\.\d s, .* 1[12]\.\d s"):
         read(early)
     (piece,) = heard(np.concatenate([*stream_audio(BytesIO(early), keep_truncated=True)]))
     assert piece[0] == pytest.approx(4, abs=TOLERANCE) and 11 < piece[1] < 13

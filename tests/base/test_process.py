@@ -65,7 +65,7 @@ def test_error_that_user_cannot_fix_is_printed_with_its_calls(
         (ImportError("/torchaudio/lib/x.so: failed to map segment"), "refused memory"),
         (MemoryError(), "refused memory or threads (MemoryError). Free some"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to\nA"), "Tried to). Free some memory"),
-        (LOST_RANK, "Rerun the same command to resume"),
+        (LOST_RANK, "resume from the last checkpoint"),
         (LOST_WORKER, "A worker that loads data is killed by signal: Killed. "),
         # A name in an error cannot move the cursor.
         (DataError("\x1b[2J\x9b2J\u202e\udcff.\nTake"), r"\x1b[2J\x9b2J\u202e\udcff.\nTake"),

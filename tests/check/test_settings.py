@@ -272,7 +272,7 @@ def test_second_run_in_a_held_folder_is_refused_and_writes_nothing(
     before = times_of(run)
     with training(run):
         assert workplace.train_here(run, *OPTIONS, "--max_seconds=3") == BAD_INPUT
-    assert "Only one run at a time" in capsys.readouterr().err
+    assert f"{run}, " in capsys.readouterr().err
     assert times_of(run) == before
 
 

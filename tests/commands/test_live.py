@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from sbkit.audio.containers import AudioError
 from sbkit.audio.io import Samples
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.commands.cli import run
@@ -61,7 +62,7 @@ def test_listen_prints_final_and_partial_text(talk: Path, capsys: Captured) -> N
 def test_truncated_file_is_kept_if_asked(talk: Path, capsys: Captured) -> None:
     content = talk.read_bytes()
     talk.write_bytes(content[: len(content) * 2 // 3])
-    with pytest.raises(SbkitError, match="is truncated: it declares"):
+    with pytest.raises(AudioError):
         live(talk)
     capsys.readouterr()
     assert live(talk, "--truncated", "keep") == 0

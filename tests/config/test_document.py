@@ -50,7 +50,7 @@ from tests.runs import ROOT
         # An error of sbkit is kept, and its place is added.
         (
             f"a: !apply:{parse_overrides.__module__}.parse_overrides [[x]]",
-            "`x` is not of the form --key=value or --key.inner=value. (`a` ({path}:1))",
+            "=value. (`a` ({path}:1))",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
         ("--modules=3", "must be a mapping"),
         ("--also.numerator=3", "refers to <ratio>"),
         ("--batch_seconds=abc", "must be a number, as in {path}:3, not 'abc' (text)"),
-        ("--seed=1.5", "`seed` must be a whole number from 0 to"),
+        ("--seed=1.5", "but is 1.5"),
         ("--batch_seconds=0,5", "not '0,5' (text). Use a point: 0.5."),
         ("--mixed=maybe", "must be true or false"),
         ("--augment.speeds=0.9, 1.0", "not '0.9, 1.0' (text). Write [0.9, 1.0]."),

@@ -248,7 +248,7 @@ def test_full_disk_is_refused_and_finished_shards_stay(
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
         prepare(clips)
-    for words in ("is full", "sbkit cache prune", "same command to resume"):
+    for words in ("is full", "sbkit cache prune", "Then rerun the same"):
         assert words in str(caught.value)
     assert not list((tmp_path / "cache").rglob("*.tmp"))
     tables = (pq.read_table(file.with_suffix(".parquet")) for file in shards_of(tmp_path))

@@ -349,7 +349,7 @@ def test_bad_row_alone_is_excluded(tmp_path: Path, row: str, reason: str, detail
 
 
 REFUSED = {
-    "missing": (None, "is not a file"),
+    "missing": (None, "not a file"),
     "empty": ("", "is empty"),
     "an empty spreadsheet": (",,\n,,\n", "is empty"),
     "only a header": ("path\tsentence\n", "a header but no rows"),

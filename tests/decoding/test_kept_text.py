@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.word_times import Confidence, word_features
 from sbkit.lm.arpa import write_arpa
@@ -96,10 +95,6 @@ def test_hotwords_are_words_beside_their_marks(tokenizer: Tokenizer) -> None:
     ):
         scorer = HotwordScorer(rewards={phrase: 3.0}, tokenizer=tokenizer)
         assert sum(steps_of(scorer, tokenizer.encode(text))) == pytest.approx(3.0 * is_found)
-        unbiased, biased = (
-            [Hypothesis(tokens=(*tokenizer.encode(words),), score=0.0)] for words in ("Is", text)
-        )
-        assert scorer.choose(unbiased, biased) is (biased if is_found else unbiased)
 
 
 def test_hotword_with_a_mark_has_no_confidence(tokenizer: Tokenizer) -> None:

@@ -15,7 +15,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.compare import MAX_CHANGED_UTTERANCES, ComparedRun, compare, compare_runs
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set, write_results
-from sbkit.lm.language_models import SEEN
+from sbkit.lm.language_models import SEEN, describe_seen
 from tests.runs import read_json
 
 DATA = Path(__file__).parent / "data"
@@ -84,7 +84,7 @@ def test_compare_names_differing_settings_and_seen_sentences(
         (folder / "summary.json").write_text(json.dumps(summary))
     assert sbkit(["compare", *map(str, folders)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    seen_line = "The language model has seen 1 of 2 test sentences (50.0 %)"
+    seen_line = describe_seen(seen)
     assert [line for line in lines if "seen" in line] == [f"  {x}: {seen_line}" for x in "BC"]
     assert lines[lines.index("settings that differ:") + 1 :] == [
         "  lr: 0.1 in A and B, 0.2 in C",

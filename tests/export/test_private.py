@@ -193,8 +193,7 @@ def test_page_says_what_of_the_corpus_each_file_of_runs_and_the_cache_has(
             assert kinds <= {*chain(*(table[name].allowed for name in names))}, (file, kinds)
             for name in names:
                 found[name] |= kinds
-    assert table.keys() - found.keys() == {
-        *("heartbeat-N", "archives/", "asterisk-prompts/", "festvox-ru/")
-    }
+    unseen = {"heartbeat-N", "archives/", "asterisk-prompts/", "festvox-ru/"}
+    assert table.keys() - found.keys() <= unseen  # other tests write into the same cache
     for name, kinds in found.items():
         assert table[name].always <= kinds, name

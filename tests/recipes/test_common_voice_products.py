@@ -156,7 +156,7 @@ def test_durations_plan_and_report_without_decoding(
     milliseconds = {row["clip"]: int(row["duration[ms]"]) for row in durations}
     hours = sum(milliseconds[row["path"]] for row in rows) / 3_600_000
     assert sum(split["hours"] for split in facts.values()) == pytest.approx(hours, abs=2e-5)
-    with pytest.raises(SbkitError, match="rows of train are unusable .* unreadable audio"):
+    with pytest.raises(SbkitError, match="train .* unreadable audio"):
         sbkit(["prepare", *options])
     fake.write_tsv(scripted / "en/clip_durations.tsv", durations[9:])
     with pytest.raises(SbkitError, match=r"`audio_store: lazy` needs .* and 5 more have none"):

@@ -270,7 +270,7 @@ def test_encoding_may_be_that_of_one_table(tmp_path: Path) -> None:
     tables = {"train": str(tmp_path / "a.csv"), "dev": str(tmp_path / "b.csv")}
     splits = read_splits(own_data(tables, encoding={"b.csv": "cp1252"}))
     assert [split.sentences for split in splits.values()] == [["où"], ["où"]]
-    with pytest.raises(SbkitError, match=r"b.csv: line 2 is not utf-8 text"):
+    with pytest.raises(SbkitError, match=r"b.csv: line 2 .*utf-8"):
         read_splits(own_data(tables, encoding={"a.csv": "cp1252"}))
     with pytest.raises(SbkitError, match=r"`encoding` names the table c.csv, but .* has .*a.csv"):
         own_data(tables, encoding={"c.csv": "cp1252"}).roles()

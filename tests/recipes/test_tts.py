@@ -360,8 +360,8 @@ def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
     [
         (["--lines", "some.txt"], "needs --out-dir DIR with --lines"),
         (["Hold.", "--lines", "some.txt", "--out-dir", "new"], "`TEXT` cannot be used with --line"),
-        (["--lines", "gone.txt", "--out-dir", "new"], "must be readable, but gone.txt is not"),
-        (["--lines", "some.txt", "--out-dir", "new", "--share", "17/16"], "from 1 to N.* is 17/16"),
+        (["--lines", "gone.txt", "--out-dir", "new"], "gone.txt"),
+        (["--lines", "some.txt", "--out-dir", "new", "--share", "17/16"], "`--share` .* 17/16"),
         (["--lines", "some.txt", "--out-dir", "new", "--speeds", "1.1", "0.9"], "but is 1.1 0.9"),
         (["Hold.", "--share", "1/2", "--out", "hold.wav"], "`--share` cannot be used without"),
         (["Hold."], "needs --out FILE"),

@@ -23,7 +23,7 @@ from torch import nn
 from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit.base import machine
 from sbkit.base.checksums import write_checksums
-from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import open_lock, to_json, try_lock
 from sbkit.base.machine import NvidiaDriver
 from sbkit.base.ranges import KEYS
@@ -190,7 +190,7 @@ def test_start_makes_data_tokenizer_and_language_models_once(
     monkeypatch.setattr(training, "train", note("model", training.train))
     monkeypatch.setattr(AsrBrain, "fit", stop)
     if way == "train":
-        with pytest.raises(ConfigError, match="Two steps at a learning rate of 25 raise the loss"):
+        with pytest.raises(ConfigError, match="`lr`"):
             start(25.0)
         assert [file.name for file in tmp_path.iterdir()] == [".lock"]
     start(0.002)
@@ -207,7 +207,7 @@ def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, resu
     use = RESULTS[result]
     with pytest.raises(SbkitError, match="lr: 0.002 before, 0.004 now"):
         use(Run(YAML, {**finished, "lr": 0.004}))
-    with pytest.raises(SbkitError, match="started with another configuration.*d_model"):
+    with pytest.raises(SbkitError, match="d_model"):
         use(Run(YAML, {**finished, "d_model": 48}))
     with pytest.raises(
         SbkitError,
@@ -273,7 +273,7 @@ def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_pat
     run = Run(YAML, {**finished, "output_folder": tmp_path, "check": False})
     run.make_loaders()
     run = pickle.loads(pickle.dumps(run))  # as a pool of processes takes it
-    with stopped_after(5), pytest.raises(KeyboardInterrupt, match="checkpoint saved"):
+    with stopped_after(5), pytest.raises(KeyboardInterrupt, match="saved"):
         run.train()
     run.train()
     assert run.scores == Run(YAML, finished).scores
@@ -341,7 +341,7 @@ def test_moved_run_has_the_same_figures(
         recognizer.transcribe(Path(str(finished["data_folder"]), "clips", clip))
     descriptor = open_lock(Path("run"))
     assert try_lock(descriptor, if_unsupported=False)  # released when the test has ended
-    with pytest.raises(ConfigError, match="another one is training there"):
+    with pytest.raises(ConfigError, match="run, "):
         run.test()
     os.close(descriptor)
     config = Path("run/bundle/config.json")
@@ -363,11 +363,11 @@ def test_brain_of_a_run_has_its_initial_weights(finished: Overrides, tmp_path: P
     for name, value in brain.modules["model"].state_dict().items():
         assert torch.equal(value, trained[name])
     assert (tmp_path / "hyperparams.yaml").is_file()
-    with pytest.raises(SbkitError, match="no checkpoint, so nothing can be tested yet"):
+    with pytest.raises(BundleError):
         brain.evaluate(run.make_loaders().test)
     with pytest.raises(SbkitError, match="must be `brain.hparams.epoch_counter`"):
         brain.fit(range(1, 3), run.make_loaders().train)
-    with pytest.raises(SbkitError, match="has no scores yet"):
+    with pytest.raises(BundleError):
         _ = run.scores
 
 
@@ -425,7 +425,7 @@ def test_corpus_may_be_rows_of_python(workplace: Workplace, tmp_path: Path) -> N
         ([{"path": "a.wav"}], "`corpus` must map train, dev and test to rows, but is a list"),
         ({"train": []}, r"`corpus\['train'\]`: There are no rows"),
         ({"train": "a.csv"}, r"`corpus\['train'\]`: Rows must be mappings.* but one row is a"),
-        ({"train": [{"audio": [0.0] * 9}]}, "An array needs `sample_rate`"),
+        ({"train": [{"audio": [0.0] * 9}]}, "`sample_rate`"),
         ({"train": [{"path": "a.wav", "text": "a"}]}, "no files for dev. .*, or rows to `corpus`"),
     ],
 )
@@ -460,7 +460,7 @@ def test_start_says_that_no_gpu_is_used(
         with pytest.raises(DataError, match="no data"):
             Run(YAML, {"output_folder": tmp_path, "device": device}).train()
         brain_of(device=device)
-        assert caplog.text.count("No GPU is used, because NVIDIA's driver") == num_warnings
+        assert caplog.text.count("NVIDIA's driver") == num_warnings
         caplog.clear()
 
 

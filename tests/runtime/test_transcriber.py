@@ -179,7 +179,7 @@ def test_task_that_changes_texts_of_ctc_is_joined_at_overlaps_if_it_says_so(
     audio = speak(tokenizer, text := say(70))
     transcriber = Transcriber(bundle=replace(bundle, task=Shouting()))
     assert transcriber.transcribe(audio, RATE).text == text.upper()
-    with pytest.raises(SbkitError, match="CTC's decoder needs .* its `decodes_frames` is False"):
+    with pytest.raises(SbkitError, match="`decodes_frames`"):
         Transcriber(bundle=replace(bundle, task=Undeclared())).transcribe(audio, RATE)
 
 
@@ -216,7 +216,7 @@ def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
     bundle, _, _ = tone_bundle(tmp_path, lm_texts=SENTENCES, attention_rescoring=True)
     monkeypatch.setattr(runtimes, "read_bundle", lambda *_, **__: bundle)
     monkeypatch.setattr(runtimes, "_load_onnx", lambda *_: bundle.model)
-    with pytest.raises(SbkitError, match="rescores with the attention decoder"):
+    with pytest.raises(SbkitError, match="which the runtime onnx lacks"):
         Transcriber.load(tmp_path, runtime="onnx")
 
 
@@ -372,7 +372,7 @@ def test_transcriber_tells_that_channels_cancel_each_other_out(
     spoken = speak(tokenizer, "a fox")
     channels = np.stack([spoken, -spoken], 1)
     assert transcriber.transcribe(channels, RATE).text == ""
-    assert "The two channels of the audio cancel each other out, but are downmixed." in caplog.text
+    assert "channels of the audio cancel each other out" in caplog.text
     caplog.clear()
     assert transcriber.transcribe(channels, RATE, channel=1).text == "a fox"
     assert not caplog.text

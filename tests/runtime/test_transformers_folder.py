@@ -96,7 +96,7 @@ def test_commands_score_compare_and_transcribe(
     (text,) = load_bundle(models / "whisper", language="en").transcribe(noise(LENGTHS[0]))
     assert (transcript["text"], transcript["effective"]["precision"]) == (text, "fp32")
     assert sbkit([*command, "--format", "srt"]) != 0
-    assert "does not time words, which --format srt needs" in capsys.readouterr().err
+    assert "--format srt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_commands_score_compare_and_transcribe(
     [
         ("whisper", [], "Only `sbkit score` and `sbkit transcribe` run it, with --language TAG"),
         ("whisper", ["--language=cy"], "does not support the language cy"),
-        ("whisper", ["--language=xx"], "must be the tag of a known language"),
+        ("whisper", ["--language=xx"], "`language` .*xx"),
         ("whisper.en", ["--language=es"], "is an English-only Whisper; it cannot write es"),
         ("ctc", ["--language=en", "--runtime=onnx"], "The runtime onnx is not supported for"),
         ("ctc", ["--language=en", "--compile=default"], "`compile` is not supported for models"),
         ("ctc", ["--language=en", "--live"], "Streaming is not supported for models of trans"),
         ("ctc", ["--language=en", "--decoder=beam"], "The decoder beam is not supported for"),
         ("ctc", ["--language=en", "--hotwords=fox"], "`hotwords` is not supported for models"),
-        ("ctc", ["--language=en", "--precision=fp16"], "`precision` on cpu must be one of"),
+        ("ctc", ["--language=en", "--precision=fp16"], "`precision` .* fp16"),
     ],
 )
 def test_unsupported_options_are_named(
@@ -168,7 +168,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "is EncoderModel, but only": ("ctc", change("config.json", architectures=["EncoderModel"])),
     "is None, but only recognizers": ("ctc", change("config.json", architectures=None)),
     "lacks weights of its Wav2Vec2ForCTC: lm_head.weight": ("ctc", drop_head),
-    "has no model.safetensors. Download it. If there is only a pickle": (
+    "model.safetensors.* pytorch_model.bin": (
         "ctc",
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
     ),

@@ -95,9 +95,9 @@ def test_closed_objects_say_so(streaming: Path) -> None:
     transcribe(transcriber, CLIP)
     transcriber.close()
     recognizer.close()
-    with pytest.raises(SbkitError, match="^This model is closed. Load it again.$"):
+    with pytest.raises(SbkitError, match="closed"):
         transcriber.transcribe(CLIP, RATE)
-    with pytest.raises(SbkitError, match="^This model is closed. Load it again.$"):
+    with pytest.raises(SbkitError, match="closed"):
         listen(recognizer, CLIP)
 
 

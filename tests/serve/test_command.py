@@ -122,8 +122,8 @@ def test_serve_refuses_a_model_elsewhere(tmp_path: Path, monkeypatch: pytest.Mon
     read = BundleContents(bundle.config, TtsTask())
     monkeypatch.setattr("sbkit.bundle.bundle.read_bundle", lambda *_, **__: read)
     for options, message in (
-        (["--device", "cuda:0"], "cuda:0 was requested, but the model runs on cpu"),
-        (["--runtime", "onnx", "--precision", "int8"], "int8 was requested, but .* with fp32"),
+        (["--device", "cuda:0"], "cuda:0 .* cpu"),
+        (["--runtime", "onnx", "--precision", "int8"], "int8 .* fp32"),
     ):
         with pytest.raises(SbkitError, match=message):
             run(["serve", str(tmp_path), "--port", "0", *options])
@@ -141,13 +141,12 @@ def test_auto_without_the_gpu_of_the_machine_is_told_in_log_and_health(
         apps.append(server.config.app)
 
     monkeypatch.setattr(uvicorn.Server, "serve", serve)
-    message = "No GPU is used, because NVIDIA's driver shows no GPU."
-    for device, note in (("auto", message), ("cpu", None)):
+    for device, is_told in (("auto", True), ("cpu", False)):
         assert run(["serve", str(plain_bundle), "--port=0", "--device", device]) == 0
-        assert capsys.readouterr().err.count(message) == (note is not None)
         client = httpx2.AsyncClient(transport=httpx2.ASGITransport(apps.pop()))
         response = asyncio.run(client.get("http://127.0.0.1/health/ready"))
-        assert response.json()["note"] == note
+        note = str(response.json()["note"])  # one sentence
+        assert capsys.readouterr().err.count(note) == note.count(".") == is_told
 
 
 def test_serve_refuses_unusable_addresses_names_and_keys(

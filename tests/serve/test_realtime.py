@@ -244,7 +244,7 @@ def append(audio: Any) -> str:
 
 BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
     "audio as it is": (b"\0" * 960, "JSON in a text frame, but is binary; append audio in base64"),
-    "deep JSON": ("[" * 100_000, "must be a JSON object"),
+    "deep JSON": ("[" * 100_000, "JSON object"),
     "no type": ("{}", "`type` is missing"),
     "another event": (json.dumps({"type": "response.create"}), "but is 'response.create'"),
     "no base64": (append("?" * 8), "`audio` must be base64"),

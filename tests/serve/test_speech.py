@@ -74,7 +74,7 @@ BAD_REQUESTS: dict[str, tuple[int, str, Any]] = {  # with fields, or a body as i
     "no text": (400, "`input` must have at least 1 character, but is ''", {"input": ""}),
     "a long text": (400, "`input` must have at most 4096 characters", {"input": "a" * 4097}),
     "nothing to say": (400, "Only letters can be spoken", {"input": "123"}),
-    "a recognizer": (404, "must be one of anna, gpt-4o-mini-tts, tts", {"model": "tones"}),
+    "a recognizer": (404, "anna, gpt-4o-mini-tts, tts", {"model": "tones"}),
     "another voice": (400, "`voice` must be anna or one of OpenAI's", {"voice": "bob"}),
     "a list for a voice": (400, "`voice` must be", {"voice": ["anna"]}),
     "400 digits": (400, "must be a valid number, but is 1000", {"speed": 10**400}),

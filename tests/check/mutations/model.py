@@ -276,7 +276,7 @@ MUTATIONS = [
     ),
     mutation(
         "a front-end that returns the lengths of its input",
-        error("shapes", "CNN", "Set `subsampling` of its class"),
+        error("shapes", "CNN", "`subsampling`"),
         text=front_end("UndividedFrontEnd"),
     ),
     mutation(

@@ -91,13 +91,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "no weights": (remove("model.safetensors"), "has no model.safetensors"),
     "half a download": (truncate, "model.safetensors must be a whole file"),
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
-    **{
-        f"index with {name}": (
-            partial(lead_out, name=name),
-            "index.json must name files in its own",
-        )
-        for name in OUTSIDE
-    },
+    **{f"index with {x}": (partial(lead_out, name=x), "index.json") for x in OUTSIDE},
     "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),
     "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Set `mask_time_prob: 0`"),
 }
@@ -162,7 +156,7 @@ def test_model_larger_than_memory_is_refused(folder: Path, monkeypatch: pytest.M
     check_tensors(folder, config, layers=1)
     with pytest.raises(DeviceError, match=r"but only 0.0 GiB of memory are free"):
         check_tensors(folder, config)
-    with pytest.raises(ConfigError, match="`layers` must be a whole number from 1 to 3, but is 4"):
+    with pytest.raises(ConfigError, match="`layers` .* 4"):
         check_tensors(folder, config, layers=4)
 
 

@@ -81,7 +81,7 @@ def test_run_folder_downloads_what_the_user_names_or_trains(
     run.mkdir()
     (run / "run_config.json").write_text("{}")
     yaml.write_text(YAML.read_text().replace("pretrained: null", "pretrained: acme/tiny"))
-    with pytest.raises(SbkitError, match="downloaded only if you name it yourself"):
+    with pytest.raises(SbkitError, match="acme/tiny"):
         declare_run(yaml, {})
     assert hub.num_requests == 0
     spec = declare_run(yaml, {"pretrained": "acme/tiny"})

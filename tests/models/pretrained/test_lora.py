@@ -66,7 +66,7 @@ def test_adapter_adds_alpha_over_rank_times_its_product() -> None:
 def test_invalid_options_are_refused() -> None:
     for rank, name, message in (
         (2, "query", r"is \['q_proj', 'query'\], but .* out_proj"),
-        (0, "v_proj", "`rank` must be a whole number of at least 1, but is 0"),
+        (0, "v_proj", "`rank` .* 0"),
     ):
         lora = {"rank": rank, "projections": ["q_proj", name]}
         with pytest.raises(SbkitError, match=message):
