@@ -27,7 +27,7 @@ class Notes(Corpus):
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        folder = settings.get("data_folder")
+        folder = settings["data_folder"]
         return isinstance(folder, str) and Path(folder, "train.txt").is_file()
 
     def splits(self) -> Mapping[str, Sequence[str]]:
@@ -48,9 +48,7 @@ class InvertPolarity(nn.Module):
     prob: the share of inverted utterances.
     """
 
-    RANGES: ClassVar = {"prob": SHARE}
-
-    def __init__(self, *, prob: float = 0.5) -> None:
+    def __init__(self, *, prob: Share = 0.5) -> None:
         super().__init__()
         self.prob = prob
 
@@ -114,7 +112,10 @@ def add_error_rate(copy: Path) -> None:
     edit(
         copy / "sbkit/evaluate/wer.py",
         ("    utterances: int = 0\n", "    sentences: ErrorCounts = ErrorCounts()\n"),
-        ('    "CER": ErrorRate("characters"),\n', '    "SER": ErrorRate("sentences"),\n'),
+        (
+            "}\n\n\n@dataclass(frozen=True, kw_only=True, slots=True)\nclass TextErrors",
+            '    "SER": ErrorRate("sentences"),\n',
+        ),
         (
             "    return TextErrors(words=words,",
             "    sentences = _count_edits([reference], [hypothesis])\n",
