@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from docs.reference import declared_keys
 from recipes.AsteriskPrompts.corpus import prepare_prompts
 from sbkit.base.files import read_file, to_json
 from sbkit.base.process import run_main
-from sbkit.base.ranges import UNCHECKED, Either, Flag, OneOf, Range
+from sbkit.base.ranges import Either, Flag, OneOf, Range
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.config.document import read_document
 from sbkit.config.hparams import read_spec
@@ -62,7 +61,9 @@ VALUES: Mapping[str, Sequence[str]] = {
     "device": ["device=null"],
     "corpus": ["corpus=recipes.CommonVoice.corpus"],
     "data_folder": ["data_folder=FOLDER/other_release/release"],
-    "manifest": ["manifest={train: RELEASE/train.tsv, dev: RELEASE/dev.tsv, test: RELEASE/dev.tsv}"],
+    "manifest": [
+        "manifest={train: RELEASE/train.tsv, dev: RELEASE/dev.tsv, test: RELEASE/dev.tsv}"
+    ],
     "language": ["language=de"],
     "splits": ["splits={train: train, valid: test, test: dev}"],
     "where": ["where={path: [PROMPTS]}"],
@@ -183,7 +184,9 @@ def other_values(name: str, key: Key, value: object) -> Sequence[str]:
     for part in parts:
         if isinstance(part, Flag):
             return [f"{name}={not value}"]
-        if isinstance(part, OneOf) and (words := [w for w in part.values if w not in (value, None)]):
+        if isinstance(part, OneOf) and (
+            words := [w for w in part.values if w not in (value, None)]
+        ):
             return [f"{name}={words[0]}"]
         if isinstance(part, Range):
             number: Any = value or 0
@@ -260,7 +263,9 @@ def fingerprints(run: Path) -> dict[str, str]:
     last = Checkpointer(run / "checkpoints").find_checkpoint() if run.is_dir() else None
     state = {} if last is None else torch.load(last.paramfiles["model"], weights_only=True)
     config = read("bundle/config.json")
-    tested = re.sub(r'"(rtfx|\w*seconds)": [^,}]*', "", to_json(read("summary.json").get("test", {})))
+    tested = re.sub(
+        r'"(rtfx|\w*seconds)": [^,}]*', "", to_json(read("summary.json").get("test", {}))
+    )
     weights = run / "bundle/model.safetensors"
     formats = sorted(path.name for path in (run / "bundle").glob("*"))
     return {
@@ -306,9 +311,13 @@ class Workbench:
 
     def try_key(self, name: str, key: Key, value: object) -> Trial:
         """Train with another value of a key, and start other runs again with it."""
-        *without, change = ["", *other_values(name, key, value)][-2:] if name in VALUES else (
-            "",
-            *(other_values(name, key, value) or [""]),
+        *without, change = (
+            ["", *other_values(name, key, value)][-2:]
+            if name in VALUES
+            else (
+                "",
+                *(other_values(name, key, value) or [""]),
+            )
         )
         options = parse_change(change, self.names)
         run = self.folder / f"{self.yaml}-{name}"
@@ -334,7 +343,9 @@ class Workbench:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             given = [option for option in (more, *options) if option]
             code, output = self.train(run, *given)
-            went_on[kind] = "another configuration" not in output and "not trained further" not in output
+            went_on[kind] = (
+                "another configuration" not in output and "not trained further" not in output
+            )
             shutil.rmtree(run)
         if key.may_change == "per process":
             run = self.folder / f"{self.yaml}-{name}-ranks"
@@ -416,7 +427,9 @@ said. A key is tried in the first YAML of its recipe that has it.
 
 def row_of(trial: Trial) -> str:
     """Return a row of the page."""
-    declared = f"{', '.join(sorted(trial.declared.affects)) or 'nothing'}; {trial.declared.may_change}"
+    declared = (
+        f"{', '.join(sorted(trial.declared.affects)) or 'nothing'}; {trial.declared.may_change}"
+    )
     seen = ", ".join(channel for channel in CHANNELS if channel in trial.seen) or "nothing"
     word = trial.message or (UNSEEN.get(trial.key, "") if not trial.seen else "")
     word = re.sub(r"/tmp/\S*/", "", word)[:160]
@@ -444,7 +457,9 @@ def make_files(folder: Path) -> dict[str, str]:
     make_folder(folder / "tiny2", **{**FRAMES, "hidden_size": 32})
     make_whisper(folder / "whisper", seconds=30, max_tokens=120)
     (folder / "lm.txt").write_text("please enter your number\nthank you for calling\n" * 20)
-    rows = [line.split("\t") for line in (release / "train.tsv").read_text("utf-8").splitlines()[1:]]
+    rows = [
+        line.split("\t") for line in (release / "train.tsv").read_text("utf-8").splitlines()[1:]
+    ]
     clips = [f"{release}/clips/{path},{text},speaker-{n}" for n, (_, path, text) in enumerate(rows)]
     (folder / "all.csv").write_text("\n".join(["path,text,speaker", *clips]) + "\n", "utf-8")
     chosen = ", ".join(path for _, path, _ in rows[:8])
@@ -482,7 +497,9 @@ def try_all(yamls: Sequence[str], folder: Path, show: Callable[[str], object]) -
         if noise := [channel for channel in CHANNELS if first[channel] != again[channel]]:
             raise SystemExit(f"{yaml}: two equal runs differ in {', '.join(noise)}")
         declared = declared_keys(ROOT / f"hparams/{yaml}.yaml")
-        settings = dict(read_spec(ROOT / f"hparams/{yaml}.yaml", {"data_folder": "x"}).settings.items())
+        settings = dict(
+            read_spec(ROOT / f"hparams/{yaml}.yaml", {"data_folder": "x"}).settings.items()
+        )
 
         def try_one(name: str) -> Trial:
             return bench.try_key(name, declared[name], settings.get(name))
