@@ -3,9 +3,10 @@
 python -m tools.key_effects [--out PAGE] [YAML[:KEY,KEY] ...]
 
 Each trial is a tiny run of a YAML of hparams/ on a few real prompts. A key is wrong if something
-changes that its declaration does not name, or that follows from nothing it names; if nothing changes
-and nobody says why; or if a run that it may not change goes on with another value. The exit code is
-then 1. By default, all YAMLs are tried, and each key in the first YAML of its recipe that has it.
+changes that its declaration does not name, or that follows from nothing it names; if nothing
+changes and nobody says why; or if a run that it may not change goes on with another value. The exit
+code is then 1. By default, all YAMLs are tried, and each key in the first YAML of its recipe that
+has it.
 """
 
 import argparse
@@ -35,6 +36,8 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.config.document import read_document
 from sbkit.config.hparams import read_spec
 from sbkit.config.keys import Effect, Key
+from sbkit.config.overrides import parse_command
+from sbkit.run.run import Run
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.recognizers import make_whisper
 from tests.runs import SHORT, TINY, TINY_CODEC, TINY_VOICE, make_workplace
@@ -66,7 +69,7 @@ VALUES: Mapping[str, Sequence[str]] = {
     ],
     "language": ["language=de"],
     "splits": ["splits={train: train, valid: test, test: dev}"],
-    "where": ["where={path: [PROMPTS]}"],
+    "where": ["where={speaker: [allison]}"],
     "columns": ["columns={text: path}"],
     "encoding": ["encoding=cp1252"],
     "split_shares": [
@@ -219,14 +222,28 @@ def forked(arguments: Sequence[str], log: Path, **environment: str) -> int:
         os.environ.update(environment)
         torch.set_num_threads(1)
         sys.argv = ["train.py", *arguments]
-        run_main(train.main)
-    except SystemExit as ended:
-        code = int(ended.code or 0)
+        try:
+            run_main(train.main)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        if code == 0 and "RANK" not in environment:
+            write_rows(arguments, log.with_suffix(".rows"))
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def write_rows(arguments: Sequence[str], file: Path) -> None:
+    """Write the rows of a run, with their texts before these are normalized."""
+    splits = Run(*parse_command([*arguments])).prepare_splits()
+    columns = ("id", "samples", "sentence")
+    rows = {
+        name: [split[column][:] for column in columns if column in split.column_names]
+        for name, split in splits.named().items()
+    }
+    file.write_text(to_json(rows), "utf-8")
 
 
 def on_two_ranks(commands: Sequence[Sequence[str]], log: Path, port: int) -> bool:
@@ -249,16 +266,17 @@ def on_two_ranks(commands: Sequence[Sequence[str]], log: Path, port: int) -> boo
 
 
 def digest(*values: object) -> str:
+    """Return a hash of values by their texts."""
     return hashlib.sha256(to_json([str(value) for value in values]).encode()).hexdigest()
 
 
-def fingerprints(run: Path) -> dict[str, str]:
-    """Return a digest of what a run leaves behind, for each channel."""
+def fingerprints(run: Path, rows: Path) -> dict[str, str]:
+    """Return a digest of what a run leaves behind, for each channel; ``rows`` is a file."""
 
     def read(name: str) -> Any:
         return json.loads(read_file(run / name)) if (run / name).is_file() else {}
 
-    described, report = read("run_config.json"), read("data_report.json")
+    described = read("run_config.json")
     labels = sorted(run.glob("*tokenizer*")) + sorted(run.glob("symbols.txt"))
     last = Checkpointer(run / "checkpoints").find_checkpoint() if run.is_dir() else None
     state = {} if last is None else torch.load(last.paramfiles["model"], weights_only=True)
@@ -269,8 +287,8 @@ def fingerprints(run: Path) -> dict[str, str]:
     weights = run / "bundle/model.safetensors"
     formats = sorted(path.name for path in (run / "bundle").glob("*"))
     return {
-        "rows": digest(described.get("data"), report.get("splits"), _text(run / "left_out.tsv")),
-        "labels": digest(*map(_text, labels), config.get("normalizer")),
+        "rows": digest(_text(rows)),
+        "labels": digest(*map(_text, labels), config.get("normalizer"), described.get("data")),
         "weights": digest(*((n, t.float().sum(), t.float().norm()) for n, t in state.items())),
         "results": digest(tested, config.get("decoder"), _text(weights), formats),
     }
@@ -306,7 +324,7 @@ class Workbench:
             code, output = self.train(run, *parse_change(change, self.names))
             if code != 0:
                 raise SystemExit(f"{self.yaml} {change}: {output[-2000:]}")
-            self._finished[change] = fingerprints(run)
+            self._finished[change] = fingerprints(run, run.with_suffix(".rows"))
         return self._finished[change]
 
     def try_key(self, name: str, key: Key, value: object) -> Trial:
@@ -325,11 +343,13 @@ class Workbench:
         code, output = self.train(run, *options) if options else (0, "")
         left = output_folder if name == "output_folder" else run
         before = self.base(without[0] if without else "")
-        after = fingerprints(left) if options and code == 0 else before
+        rows = run.with_suffix(".rows")
+        after = fingerprints(left, rows) if options and code == 0 else before
         seen = frozenset(channel for channel in CHANNELS if before[channel] != after[channel])
         message = _about(name, output, code)
         shutil.rmtree(left, ignore_errors=True)
-        went_on = self._start_again(name, key, options) if options and not without[0] else {}
+        starts = options and not without[0] and run == left
+        went_on = self._start_again(name, key, options) if starts else {}
         return Trial(self.yaml, name, key, change, seen, message, went_on)
 
     def _start_again(self, name: str, key: Key, options: Sequence[str]) -> dict[str, bool]:
@@ -342,10 +362,7 @@ class Workbench:
                 path = run / name_of_result
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             given = [option for option in (more, *options) if option]
-            code, output = self.train(run, *given)
-            went_on[kind] = (
-                "another configuration" not in output and "not trained further" not in output
-            )
+            went_on[kind] = self.train(run, *given)[0] == 0
             shutil.rmtree(run)
         if key.may_change == "per process":
             run = self.folder / f"{self.yaml}-{name}-ranks"
@@ -379,7 +396,7 @@ def _about(name: str, output: str, code: int) -> str:
 
 
 def closure(affects: Sequence[str] | frozenset[str] | Any) -> set[str]:
-    """Return the channels that another value may change: those named, and what is made from them."""
+    """Return the channels that another value may change: from the first named one on."""
     first = min((CHANNELS.index(channel) for channel in affects), default=len(CHANNELS))
     return {*CHANNELS[first:]}
 
@@ -452,9 +469,14 @@ def make_files(folder: Path) -> dict[str, str]:
     """Write releases, tables, texts and encoders for the trials; return their names."""
     prompts = prepare_prompts(language="en")
     release = make_workplace(prompts, folder).release
+    for table in release.glob("*.tsv"):  # of two speakers
+        lines = table.read_text("utf-8").splitlines()
+        lines[1::2] = [line.replace("allison", "ben") for line in lines[1::2]]
+        table.write_text("\n".join(lines) + "\n", "utf-8")
     make_workplace(prompts, folder / "other_release", {"train": 8, "dev": 3, "test": 3})
-    make_folder(folder / "tiny", **FRAMES)
-    make_folder(folder / "tiny2", **{**FRAMES, "hidden_size": 32})
+    frames: dict[str, Any] = FRAMES
+    make_folder(folder / "tiny", **frames)
+    make_folder(folder / "tiny2", **frames, hidden_size=32)
     make_whisper(folder / "whisper", seconds=30, max_tokens=120)
     (folder / "lm.txt").write_text("please enter your number\nthank you for calling\n" * 20)
     rows = [
@@ -462,8 +484,7 @@ def make_files(folder: Path) -> dict[str, str]:
     ]
     clips = [f"{release}/clips/{path},{text},speaker-{n}" for n, (_, path, text) in enumerate(rows)]
     (folder / "all.csv").write_text("\n".join(["path,text,speaker", *clips]) + "\n", "utf-8")
-    chosen = ", ".join(path for _, path, _ in rows[:8])
-    return {"FOLDER": str(folder), "RELEASE": str(release), "PROMPTS": chosen, "BASE": "ctc"}
+    return {"FOLDER": str(folder), "RELEASE": str(release), "BASE": "ctc"}
 
 
 def keys_to_try(yamls: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -501,11 +522,9 @@ def try_all(yamls: Sequence[str], folder: Path, show: Callable[[str], object]) -
             read_spec(ROOT / f"hparams/{yaml}.yaml", {"data_folder": "x"}).settings.items()
         )
 
-        def try_one(name: str) -> Trial:
-            return bench.try_key(name, declared[name], settings.get(name))
-
+        declarations, values = ([m.get(name) for name in keys] for m in (declared, settings))
         with ThreadPoolExecutor(2) as pool:
-            for trial in pool.map(try_one, keys):
+            for trial in pool.map(bench.try_key, keys, declarations, values):
                 trials.append(trial)
                 show(row_of(trial))
     return trials
