@@ -427,9 +427,11 @@ def build_hparams(spec: RunSpec) -> Settings:
             return value
 
     try:
-        return Settings(frozen(load_hyperpyyaml(spec.text, loader=TracingLoader)))
+        built = load_hyperpyyaml(spec.text, loader=TracingLoader)
     except Exception as error:  # any class or function that the YAML names may fail
         raise _explain(error, path, spec) from error
+    # Only the objects are new: a plain value is that of the spec, wherever it is read.
+    return Settings({**frozen(built), **dict(spec.settings.items())})
 
 
 def _dump(tree: CommentedMap) -> str:

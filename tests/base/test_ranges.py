@@ -107,7 +107,7 @@ def test_yamls_say_in_the_same_words_what_a_key_means() -> None:
 
 BORDERS = (0, 1, -1, 0.5, None, True, "", "a", [], [0], [2, 1], ["a"], {}, {"a": 0}, {"a": None})
 INFINITE = (math.inf, -math.inf, math.nan, [math.nan], [1.0, [math.inf]], {"a": {"b": math.inf}})
-# The recipe, names of the run folder's files, and values that a library checks when it builds its class
+# The recipe, names of the run's files, and values that a library checks when it builds its class
 UNDECLARED = {
     *("recipe", "model_file", "language_models", "checkpoints_dir", "file"),
     *("torch.", "speechbrain.", "sbkit.models.speechbrain_parts.", "cnn_channels"),
