@@ -50,7 +50,7 @@ from sbkit.base.messages import plural
 from sbkit.base.user_folders import cache_folder, make_cache_folder
 from sbkit.base.versions import data_versions
 from sbkit.config.hparams import Settings, read_spec
-from sbkit.config.keys import KEYS, ROWS, require_values, with_defaults
+from sbkit.config.keys import KEYS, require_values, with_defaults
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING, ROWS_VERSION, texts_in
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
@@ -91,7 +91,7 @@ UNITS_PER_CORE = 4  # for a small corpus
 SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding")
 STORED_AUDIO_KEYS = ("sample_rate", "audio_store")
 # All keys that corpora and filters may read
-DATA_KEYS = (*(name for name, key in KEYS.items() if key.affects == ROWS), "audio_store")
+DATA_KEYS = (*(name for name, key in KEYS.items() if "rows" in key.affects), "audio_store")
 
 logger = logging.getLogger(__name__)
 
