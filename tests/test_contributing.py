@@ -1,6 +1,7 @@
 """Additions that are made as docs/contributing.md says pass the tests that it names."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -212,11 +213,19 @@ def add_task(copy: Path) -> None:
         subprocess.run(["ruff", *words, str(task), str(recipe)], check=True)
 
 
+def tests_of(name: str) -> list[str]:
+    """Return the tests that the page names: those of the row, and those of the house."""
+    page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"(?m)^\| {name} \|.*\| `([^`]*)` \|$", page)
+    (command,) = re.findall(r"`tools/test quick (tests/\S.*)`", page)
+    return [*row.split(), *command.split()[2:]]  # the command has those of a corpus first
+
+
 PATCHES: dict[str, Callable[[Path], None]] = {
     "corpus": add_corpus,
-    "error rate": add_error_rate,
+    "error rate of texts": add_error_rate,
     "augmentation": add_augmentation,
-    "format": add_format,
+    "export format": add_format,
     "loss": add_loss,
     "key": add_key,
     "task": add_task,
@@ -244,4 +253,4 @@ def test_addition_as_the_page_says_is_green(name: str, tmp_path: Path) -> None:
     for words in (["format", "--check"], ["check"]):
         run("ruff", *words, ".")
     tests = ("-m", "not slow and not ddp and not browser and not release", "--skip-missing")
-    run("pytest", "-q", "-n", "2", "--dist", "loadscope", *tests)
+    run("pytest", "-q", "-n", "2", "--dist", "loadscope", *tests, *tests_of(name))
