@@ -151,7 +151,7 @@ class ListOf(Constraint):
         return is_finite(value) and all(item in self.item for item in value)
 
     def __str__(self) -> str:
-        items = " of texts" if isinstance(self.item, Text) else f", each {self.item}"
+        items = f" of {self.item}s" if isinstance(self.item, Text) else f", each {self.item}"
         return f"{'[] or ' * self.may_be_empty}a list{items}"
 
     def advice_for(self, value: object) -> str:
@@ -281,9 +281,9 @@ PLAIN_KINDS: Mapping[Any, Constraint] = {
 
 
 def takes_text(constraint: Constraint) -> bool:
-    """Return whether a constraint allows text, perhaps within lists and mappings."""
+    """Return whether a constraint allows any text, perhaps within lists and mappings."""
     parts = getattr(constraint, "parts", None) or [getattr(constraint, "item", None)]
-    is_text = isinstance(constraint, Text | Texts)
+    is_text = isinstance(constraint, Texts) or constraint == Text(advice=constraint.advice)
     return is_text or any(takes_text(part) for part in parts if part is not None)
 
 

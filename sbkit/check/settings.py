@@ -36,7 +36,7 @@ from sbkit.config.document import (
     tag_of,
 )
 from sbkit.config.hparams import EPOCH_COUNTER, EPOCH_LIMIT, RunSpec, insert_defaults
-from sbkit.config.keys import KEYS, out_of_range
+from sbkit.config.keys import KEYS, out_of_range, with_defaults
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
 from sbkit.data.splits import count_tokens, sample_counts
@@ -56,7 +56,7 @@ COMMAND_KEYS = {"check", "recipe", "pretrained_revision"}  # read before a run h
 # a store that is away, the load of weights, or the end.
 LATER_KEYS = {
     *("early_stopping", "log_every", "stall_seconds", "store_patience", "init_from_differs"),
-    *("lm_text", "keep_better_start"),
+    "keep_better_start",
 }
 # In a YAML without these references, the key seems to decide, but the object does.
 USUAL_REFERENCES: list[tuple[Keys, str]] = [
@@ -312,13 +312,13 @@ def _check_rate(run: CheckedRun) -> Iterator[Finding]:
 
 def check_placement(spec: RunSpec) -> Iterator[Finding]:
     """Find a device that the machine lacks, and precisions that the device lacks."""
-    settings, count = spec.settings, device_counter_for(spec.target)
+    settings, count = with_defaults(spec.settings), device_counter_for(spec.target)
     device = choose_device(settings["device"], count)
     for key in ("device", "precision", "eval_precision"):
         try:
             if key == "device":
                 find_device(device, count)
-            else:
+            elif settings[key] in KEYS[key].values:
                 check_precision(device.type, settings[key], key=key)
         except SbkitError as error:
             yield finding_at(spec, key, problem=str(error).rstrip("."))

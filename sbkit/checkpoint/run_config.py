@@ -249,7 +249,7 @@ def _decides_last_epoch(name: str, described: RunDescription) -> bool:
 def require_same_on_ranks(described: RunDescription) -> None:
     """Refuse, on all ranks, a rank with another YAML or other data than rank 0."""
     keys = described.keys
-    described = replace(described, keys=KEYS)  # those of a recipe may hold what cannot be sent
+    described = replace(described, keys={})  # what it declares cannot be sent
     (first, first_rank), *other_ranks = gather_over_ranks((described, describe_rank()))
     for other, other_rank in other_ranks:
         differing = [

@@ -354,7 +354,8 @@ def make_spec(
     if document.is_in_run_folder:
         overrides = {OUTPUT_FOLDER: str(document.path.parent), **user_overrides}
     search_folders(document.module_folders)
-    defaults = insert_defaults(document, overrides, keys)
+    has_recipe = recipe is not None or RECIPE in document.root
+    defaults = insert_defaults(document, overrides, keys if has_recipe else {})
     apply_overrides(document, overrides)
     tree = resolve_references(document)
     plain = {key: plain_value(node) for key, node in tree.items() if key[:2] != "__"}
@@ -377,13 +378,11 @@ def make_spec(
 def insert_defaults(
     document: Document, overrides: Mapping[str, object], keys: Mapping[str, Key]
 ) -> list[str]:
-    """Insert the keys that a YAML with a recipe leaves out; return the ones without an override.
+    """Insert the keys that a YAML leaves out; return the ones without an override.
 
     These are all keys that have a default, and overridden keys of the recipe without one.
     """
     root = document.root
-    if RECIPE not in root:
-        return []
     names = [name for name in keys if root.get(name) is None and keys[name].default is not REQUIRED]
     names = [name for name in names if name not in root or None not in keys[name].values]
     for name in overrides.keys() & keys.keys() - KEYS.keys() - root.keys() - {*names}:

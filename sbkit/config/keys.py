@@ -138,7 +138,7 @@ def _count(low: int, advice: str, high: float = math.inf) -> Range:
 
 KEYS: Mapping[str, Key] = {
     # ---- run
-    "recipe": Key(str),
+    "recipe": Key(),
     "seed": Key(_count(0, "Pass any such number.", 2**63 - 1)),
     "output_folder": process_key(str),
     "device": machine_key(
@@ -252,7 +252,9 @@ KEYS: Mapping[str, Key] = {
         str | None, None, "its commit, branch or tag", needs={"pretrained": IS_SET}
     ),
     "freeze": Key(
-        list[str] | Names | None, [], "frozen parts, or for a number of steps: {CNN: 1000}"
+        list[Annotated[str, Text(name="path")]] | Names | None,
+        [],
+        "frozen parts, or for a number of steps: {CNN: 1000}",
     ),
     # ---- training
     "number_of_epochs": resumed_key(_count(1, "Pass 1 to train for one.")),

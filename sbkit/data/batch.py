@@ -34,6 +34,7 @@ from sbkit.base.errors import FAILED
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.base.workers import START_ERRORS, note_refusal
+from sbkit.config.keys import with_defaults
 from sbkit.data.corpus import SettingValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
 from sbkit.data.mix import require_utterances, sources_of
@@ -267,6 +268,7 @@ def make_loaders(
     sources = sources_of(splits)
     require_utterances(sources, splits)
     # Of data that `sbkit prepare --out` has not written, neither key is read: it has no effect.
+    settings = with_defaults(settings)
     shards = shard_numbers(splits.train)
     shuffle_shards = settings["shuffle_shards"] if shards.any() else 1
     is_stored = any(shard_numbers(split).any() for split in splits.named().values())

@@ -175,7 +175,7 @@ class Spec:
     out: str
 
     def __post_init__(self) -> None:
-        if self.settings["audio_store"] == LAZY:
+        if self.settings.get("audio_store") == LAZY:
             raise ConfigError(
                 "A corpus with --out stores its audio. Set `audio_store: flac` or pcm."
             )
@@ -253,7 +253,7 @@ def verify(location: str) -> int:
 
 def unit_template(settings: SettingValues) -> WorkUnit:
     """Return a work unit without content, with the facts that all units of a corpus share."""
-    return WorkUnit("", settings["sample_rate"], settings["audio_store"])
+    return WorkUnit("", settings["sample_rate"], with_defaults(settings)["audio_store"])
 
 
 def _paths_of(row_blocks: RowBlocks) -> pa.ChunkedArray:

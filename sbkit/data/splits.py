@@ -19,6 +19,7 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.base.versions import data_versions
+from sbkit.config.keys import with_defaults
 from sbkit.data.corpus import SettingValues
 from sbkit.data.facts import cached_fact, fingerprint_of, measure_once
 from sbkit.data.manifest import Excluded, check_locale, take_rows, to_texts
@@ -61,6 +62,7 @@ class Splits:
 
     def text_table(self, settings: SettingValues) -> TextTable:
         """Return the text table of the transcripts; without transcripts, that of the language."""
+        settings = with_defaults(settings)
         return self.table or text_table(settings["language"], settings["text"])
 
     def named(self) -> dict[str, datasets.Dataset]:

@@ -40,7 +40,7 @@ from sbkit.checkpoint.weights import (
 )
 from sbkit.config.document import Document, holds_object, plain_value
 from sbkit.config.hparams import make_spec, read_spec
-from sbkit.config.keys import KEYS, Key, require_values
+from sbkit.config.keys import KEYS, Key, require_values, with_defaults
 from sbkit.evaluate.run_results import ends_with_start
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import text_tokens_of
@@ -65,7 +65,7 @@ LANGUAGE_KEY, TEXT_KEY = "language", "text"
 
 def init_folders(settings: Mapping[str, Any]) -> list[Path]:
     """List the runs and bundles that `init_from` names."""
-    names = settings["init_from"] or []
+    names = settings.get("init_from") or []
     return [*map(Path, [names] if isinstance(names, str) else names)]
 
 
@@ -377,4 +377,5 @@ def text_table_of(model: Path) -> TextTable:
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.text_table
     settings = read_spec(model / RUN_YAML).settings if (model / RUN_YAML).is_file() else {}
+    settings = with_defaults(settings)
     return text_table(str(settings["language"]), settings["text"])

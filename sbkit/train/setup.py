@@ -78,7 +78,7 @@ from sbkit.config.hparams import (
     build_hparams,
     make_spec,
 )
-from sbkit.config.keys import KEYS, Key, with_defaults
+from sbkit.config.keys import KEYS, Key
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.forgetting import find_forgotten
@@ -222,7 +222,7 @@ def require_own_folder(spec: RunSpec, description: RunDescription) -> str | None
 def find_ends_of(spec: RunSpec) -> dict[str, float]:
     """Return what has ended the run in the folder, by the keys that the user may raise."""
     limit = dotted(spec.source_of(EPOCH_COUNTER, EPOCH_LIMIT))
-    ends = find_ends(spec.folder, with_defaults(spec.settings), spec.max_epochs)
+    ends = find_ends(spec.folder, spec.settings, spec.max_epochs)
     return {limit if key == LIMIT_PATH else key: value for key, value in ends.items()}
 
 

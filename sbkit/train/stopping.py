@@ -34,6 +34,7 @@ from sbkit.base.process import (
 from sbkit.base.stores import store_patience, wait_for_store
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
+from sbkit.config.keys import with_defaults
 from sbkit.distributed.ranks import gather_over_ranks, world_size
 
 SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ranks
@@ -268,7 +269,7 @@ def find_ends(
     ends: dict[str, float] = {}
     if newest is None:
         return ends
-    meta = newest.meta
+    meta, settings = newest.meta, with_defaults(settings)
     # A checkpoint that was saved without a validation does not have it.
     if 0 < settings["early_stopping"] <= meta.get(STALE_VALIDATIONS, 0):
         ends["early_stopping"] = meta[STALE_VALIDATIONS]

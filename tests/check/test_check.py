@@ -73,7 +73,7 @@ def test_only_errors_set_the_exit_code_unless_strict(
 
 @pytest.fixture
 def declared(tmp_path: Path) -> RunSpec:
-    (tmp_path / "a.yaml").write_text("lr: 1\nCNN: 1\noutput_folder: there\n")
+    (tmp_path / "a.yaml").write_text("lr: 1\nCNN: 1\noutput_folder: there\ncheck: True\n")
     return declare_run(tmp_path / "a.yaml", {})
 
 

@@ -12,6 +12,7 @@ import pytest
 from recipes.asr.data import prepare_language_models, prepare_tokenizer
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import RUN_YAML
+from sbkit.config.keys import with_defaults
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -42,7 +43,7 @@ def test_other_training_data_give_other_models(tokenizer: Tokenizer, tmp_path: P
         ([0, 1], {"call", "the", "office"}),
     ):  # as `max_seconds` leaves them
         splits = Splits(train.select(rows), {"dev-clean": train}, {})
-        prepare_language_models(settings, splits, tokenizer)
+        prepare_language_models(with_defaults(settings), splits, tokenizer)
         words = load_language_models(tmp_path / LANGUAGE_MODELS_FILE, tokenizer).words
         assert words is not None and {*words.words} == {*SPECIAL, *known}
 
@@ -71,7 +72,7 @@ def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
     def known_words(dev: Sequence[str], lm_text: object) -> set[str]:
         caplog.clear()
         splits = splits_of("fill the face", dev, "ice call")
-        prepare_language_models(settings | {"lm_text": lm_text}, splits, tokenizer)
+        prepare_language_models(with_defaults(settings | {"lm_text": lm_text}), splits, tokenizer)
         words = load_language_models(tmp_path / LANGUAGE_MODELS_FILE, tokenizer).words
         assert words is not None
         return {*words.words} - {*SPECIAL}
@@ -144,7 +145,9 @@ def test_lm_text_that_cannot_be_used_is_named(
     settings = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
     settings |= {"output_folder": str(tmp_path), "lm_text": [str(tmp_path / x) for x in content]}
     with pytest.raises(SbkitError, match=match):
-        prepare_language_models(settings, splits_of("call", ["call"], "call"), tokenizer)
+        prepare_language_models(
+            with_defaults(settings), splits_of("call", ["call"], "call"), tokenizer
+        )
 
 
 @pytest.mark.parametrize(
@@ -158,5 +161,5 @@ def test_tokenizer_of_init_from_is_kept_if_it_fits(
     settings = {"init_from": str(tmp_path), "language": "en", "text": text, "token_type": "char"}
     settings |= {"vocab_size": None, "output_folder": str(tmp_path / "run")}
     train = make_store([Utterance("a", sentence, sentence, "ann", 0, b"")])
-    new = prepare_tokenizer(settings, Splits(train, {}, {}))
+    new = prepare_tokenizer(with_defaults(settings), Splits(train, {}, {}))
     assert (new.content == tokenizer.content) is is_kept

@@ -69,12 +69,13 @@ MUTATIONS = [
     ),
     mutation(
         "lists instead of words",
-        error("placement", "precision", "one of fp32, bf16, fp16", "['bf16']"),
+        error("ranges", "precision", "fp32 or bf16 or fp16", "['bf16']"),
+        error("ranges", "eval_precision", "fp32 or bf16 or fp16", "'fp4'"),
         error("ranges", "audio_store", "pcm or flac or lazy", "['pcm']"),
         error("ranges", "language", "but is ['en', 'it']", "For several, write mul"),
         error("ranges", "token_type", "char or bpe or unigram", "'word'"),
         text=(
-            ("\nprecision: fp32", "\nprecision: [bf16]"),
+            ("\nprecision: fp32", "\nprecision: [bf16]\neval_precision: fp4"),
             ("audio_store: pcm", "audio_store: [pcm]"),
             ("language: en", "language: [en, it]"),
             ("token_type: char", "token_type: word"),
@@ -218,12 +219,10 @@ MUTATIONS = [
     ),
     # -- the machine
     mutation(
-        "a device and two precisions that the target lacks",
+        "a device that the target lacks",
         error("placement", "device", "the target has 8 devices", "cuda:9"),
-        error("placement", "precision", "'fp8'"),
-        error("placement", "eval_precision", "'fp4'"),
         FEW_STEPS,
-        options=(*LARGE_BATCHES, "--device=cuda:9", "--precision=fp8", "--eval_precision=fp4"),
+        options=(*LARGE_BATCHES, "--device=cuda:9"),
         **EIGHT_GPUS,
     ),
     mutation(
