@@ -36,7 +36,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.config.document import Keys
 from sbkit.config.hparams import RECIPE
 from sbkit.config.keys import Effect, Key
-from sbkit.config.overrides import parse_overrides
+from sbkit.config.overrides import parse_command
 from sbkit.data.manifest import CHANNEL_FAULT
 from sbkit.data.shard import AUDIO
 from sbkit.evaluate.run_results import read_json
@@ -100,8 +100,7 @@ VALUES: Mapping[str, str] = {
     "max_seconds": "1.5",
     "eval_batch_seconds": "1.0",
     "store_cache": "WORK/store",
-    "recipe": "recipes.vad.recipe.VadRecipe",
-    "vad:recipe": "recipes.codec.recipe.CodecRecipe",
+    "recipe": "tests.user_parts.my_step.TwoPasses",
     "init_from": "BASE",
     "init_from_differs": "text",
     "pretrained": "WORK/whisper",
@@ -168,7 +167,7 @@ SAME: Mapping[str, str] = {
     "test: WORK/release/test.tsv}",
     "corpus": "recipes.CommonVoice.corpus",
 }
-# Why a tiny run on a CPU cannot show an effect
+# Keys that are not tried, because a tiny run on a CPU cannot show what they do
 UNSEEN: Mapping[str, str] = {
     "compile": "needs a GPU's compiler, and minutes",
     "nonfinite_patience": "counts after a loss that is not finite",
@@ -216,14 +215,12 @@ def closure(affects: Set[Effect]) -> Sequence[Effect]:
 
 def faults_of(trial: Trial) -> Iterator[str]:
     """Yield what is wrong with the declaration of a key."""
-    key, reason = trial.key, UNSEEN.get(trial.name)
+    key = trial.key
     declared, first = ((*closure(channels), "nothing")[0] for channels in (key.affects, trial.seen))
     if first not in ("nothing", declared):
         yield f"affects {first}, not {declared}"
-    if declared != first == "nothing" and not (trial.word or reason):
+    if declared != first == "nothing" and not trial.word:
         yield f"has no effect, without a word, but should affect {declared}"
-    if reason and trial.seen:
-        yield "its effect can be seen: take it out of UNSEEN"
     for kind, outcome in trial.starts.items():
         expected = GOES_ON if kind in MAY_GO_ON[key.may_change] else REFUSED
         if outcome != expected:
@@ -248,8 +245,8 @@ def other_value(value: object, values: Constraint) -> str | None:
     return next((to_json(other).strip('"') for other in fitting), None)
 
 
-def keys_of(yaml: str) -> Iterator[tuple[str, Key, object, Hashable]]:
-    """Yield the keys of a YAML and of its tables, their values, and what reads each."""
+def keys_of(yaml: str) -> Iterator[tuple[str, Key, Hashable]]:
+    """Yield the keys of a YAML and of its tables, and what reads each."""
     file = processes.ROOT / f"hparams/{yaml}.yaml"
     spec = declare_run(file, {"data_folder": "corpus"})
     declared, values = declared_keys(file), dict(spec.settings.items())
@@ -260,7 +257,8 @@ def keys_of(yaml: str) -> Iterator[tuple[str, Key, object, Hashable]]:
         key = declared.get(name, Key())
         if name in spec.tree or key.type is not UNCHECKED:
             readers_of_key = frozenset(readers.get((name,), ()))
-            yield name, key, values.get(name), (values[RECIPE], name, readers_of_key)
+            recipe = None if name == RECIPE else values[RECIPE]
+            yield name, key, (recipe, name, readers_of_key)
 
 
 # ---- runs
@@ -357,14 +355,12 @@ class Workbench:
         self.train(run)
         return differing_channels(self.reference()[1], fingerprints(run))
 
-    def try_key(self, name: str, key: Key, value: object, *, starts: bool) -> Trial:
+    def try_key(self, name: str, key: Key, *, starts: bool) -> Trial:
         """Train with another value of a key, and start other runs with it if `starts`."""
-        file = self.words(self.work, ())[0]
         options = WITH.get(name, ())
-        settings = declare_run(file, parse_overrides(self.words(self.work, options)[1:])).settings
-        value = settings.get(name, value)
-        values = key.values
-        text = VALUES.get(f"{self.yaml}:{name}", VALUES.get(name)) or other_value(value, values)
+        settings = declare_run(*parse_command(self.words(self.work, options))).settings
+        value = settings.get(name)
+        text = VALUES.get(f"{self.yaml}:{name}", VALUES.get(name)) or other_value(value, key.values)
         if text is None:
             raise SbkitError(f"{self.yaml}: VALUES lacks another value of `{name}` than {value!r}.")
         run = self.work / f"{self.yaml}-{name}"
@@ -375,7 +371,7 @@ class Workbench:
         if process.returncode == 0:
             seen = differing_channels(self.reference(options)[1], fingerprints(run))
         elif not word:
-            word = f"fails: {last_line(process)}"
+            raise SbkitError(f"{self.yaml} with {change} {fails(process)}.")
         if key.affects and not (seen or word):
             check = ["-m", "sbkit", "check", *self.words(run, change)]
             word = word_about(name, processes.run(check).stdout)
@@ -412,12 +408,13 @@ class Workbench:
                 shutil.rmtree(last.path)
                 assert checkpoints.find_checkpoint() is not None
             process = self.train(run, [*options, change])
-            outcomes[kind] = outcome_of(process, name, key, run, expected)
+            may_differ = closure(key.affects)
+            outcomes[kind] = outcome_of(process, name, run, expected, may_differ)
             shutil.rmtree(run)
         run = self.work / f"{self.yaml}-{name}-two"
         process = self.train(run, options, differing=[change], ranks=2)
         expected = self.reference(options, ranks=2)[1] if process.returncode == 0 else {}
-        outcomes[TWO_PROCESSES] = outcome_of(process, name, key, run, expected)
+        outcomes[TWO_PROCESSES] = outcome_of(process, name, run, expected)
         shutil.rmtree(run, ignore_errors=True)
         return outcomes
 
@@ -428,19 +425,23 @@ def differing_channels(before: Mapping[Effect, str], now: Mapping[Effect, str]) 
 
 
 def outcome_of(
-    process: CompletedProcess[str], name: str, key: Key, run: Path, expected: Mapping[Effect, str]
+    process: CompletedProcess[str],
+    name: str,
+    run: Path,
+    expected: Mapping[Effect, str],
+    may_differ: Collection[Effect] = (),
 ) -> str:
-    """Say what a start with another value did, which may change no more than the key affects."""
+    """Say what a start with another value did; one that goes on ends like the run without it."""
     if process.returncode == 0:
-        changed = differing_channels(expected, fingerprints(run)) - {*closure(key.affects)}
+        changed = differing_channels(expected, fingerprints(run)) - {*may_differ}
         return f"{GOES_ON} with other {', '.join(sorted(changed))}" if changed else GOES_ON
     is_refused = re.search(rf"\b{name}\b", process.stderr) and "Traceback" not in process.stderr
-    return REFUSED if is_refused else f"fails: {last_line(process)}"
+    return REFUSED if is_refused else fails(process)
 
 
-def last_line(process: CompletedProcess[str]) -> str:
-    """Return the last line of the errors of a process, else of its output."""
-    return (process.stderr.strip() or process.stdout.strip()).rpartition("\n")[2]
+def fails(process: CompletedProcess[str]) -> str:
+    """Say with which error a process failed."""
+    return "fails: " + (process.stderr.strip() or process.stdout.strip()).rpartition("\n")[2]
 
 
 # ---- all keys
@@ -482,10 +483,11 @@ def try_all(
             if noise := benches[yaml].noise():
                 raise SbkitError(f"Two equal runs of {yaml} differ in {', '.join(noise)}.")
             trials = []
-            for name, key, value, readers in keys_of(yaml):
-                if (repeats or readers not in tried) and (not names or name in names):
+            for name, key, readers in keys_of(yaml):
+                is_new = (repeats or readers not in tried) and name not in UNSEEN
+                if is_new and (not names or name in names):
                     starts = name not in started
-                    try_key = partial(benches[yaml].try_key, name, key, value, starts=starts)
+                    try_key = partial(benches[yaml].try_key, name, key, starts=starts)
                     trials.append(pool.submit(try_key))
                     tried.add(readers)
                     started.add(name)
@@ -513,20 +515,20 @@ Other starts are tried in the first of them.
 - **other starts**: what the value did to a run that was stopped after its first epoch, to one that
   ended without its test, and to one of two processes. A start that goes on changes no more than is
   declared.
-- **said**: what the run or `sbkit check` says about the key, or why so small a run cannot show its
-  effect. A key without an effect has one of them.
+- **said**: what the run or `sbkit check` says about the key. One without an effect is named.
 """
+NOT_TRIED = "\n## Keys that are not tried\n\nSo small a run on a CPU cannot show what they do.\n\n"
 
 
 def row_of(trial: Trial) -> str:
     """Return a row of the table."""
-    key, said = trial.key, trial.word or ("" if trial.seen else UNSEEN.get(trial.name, ""))
+    key = trial.key
     starts = [f"{kind}: {outcome}" for kind, outcome in trial.starts.items()]
     cells = (
         *(trial.yaml, f"`{trial.name}`", f"`{trial.before}` → `{trial.value}`"),
         f"{', '.join(sorted(key.affects)) or 'nothing'}; {key.may_change}",
         ", ".join(channel for channel in CHANNELS if channel in trial.seen) or "nothing",
-        *("<br>".join(starts), said, "<br>".join(faults_of(trial)) or "right"),
+        *("<br>".join(starts), trial.word, "<br>".join(faults_of(trial)) or "right"),
     )
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
@@ -535,7 +537,8 @@ def page_of(trials: Iterable[Trial]) -> str:
     """Return the page."""
     columns = ("YAML", "key", "value", "declared", "seen", "other starts", "said", "verdict")
     table = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *map(row_of, trials)]
-    return TITLE + "\n" + "\n".join(table) + "\n"
+    reasons = ["| key | why |", "| --- | --- |", *(f"| `{k}` | {v} |" for k, v in UNSEEN.items())]
+    return "\n".join([TITLE, *table, NOT_TRIED, *reasons, ""])
 
 
 def main() -> int:
