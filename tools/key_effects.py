@@ -34,7 +34,7 @@ from sbkit.base.process import run_main
 from sbkit.base.ranges import UNCHECKED, Constraint, OneOf
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.config.document import Keys
-from sbkit.config.hparams import RECIPE
+from sbkit.config.hparams import RECIPE, read_spec
 from sbkit.config.keys import Effect, Key
 from sbkit.config.overrides import parse_command
 from sbkit.data.manifest import CHANNEL_FAULT
@@ -54,10 +54,16 @@ LABEL_FILES = ("tokenizer.model", "symbols.txt", "decoder_tokenizer.json")
 CLOCK_FIGURES = re.compile(r'"(rtfx|\w*seconds)": [^,}]*')
 COUNTS = {"train": 8, "dev": 3, "test": 3}
 TRAIN = """\
+import sys
 import train
 from sbkit.base.process import run_main
 from sbkit.logs import curves
+from sbkit.run.run import Run
+from sbkit.train.brain import Brain
 curves.draw_png = lambda *_: b""  # it takes a fifth of so small a run
+if "only starts" in sys.argv:
+    sys.argv.remove("only starts")
+    Brain.fit = Run._finish = lambda *_: sys.exit()
 run_main(train.main)
 """
 # In values, WORK is the folder of all trials, BASE that of the YAML's run, and RUN the trial's own.
@@ -175,9 +181,10 @@ SAME: Mapping[str, str] = {
     "test: WORK/release/test.tsv}",
     "corpus": "recipes.CommonVoice.corpus",
 }
-# Keys that are not tried, because a tiny run on a CPU cannot show what they do
+# Keys that are not tried, because so small a run on a CPU cannot show what they do
 UNSEEN: Mapping[str, str] = {
-    "compile": "needs a GPU's compiler, and minutes",
+    "compile": "it needs a compiler, and minutes",
+    "grad_accumulation_factor": "only rounding differs, as tests/test_ranks.py says",
     "nonfinite_patience": "counts after a loss that is not finite",
     "shuffle_shards": "counts for more than one shard",
     "pretrained_revision": "a folder has no revisions",
@@ -257,7 +264,7 @@ def other_value(value: object, values: Constraint) -> str | None:
 def keys_of(yaml: str) -> Iterator[tuple[str, Key, Hashable]]:
     """Yield the keys of a YAML and of its tables, and what reads each."""
     file = processes.ROOT / f"hparams/{yaml}.yaml"
-    spec = declare_run(file, {"data_folder": "corpus"})
+    spec = read_spec(file, {"data_folder": "corpus"})
     declared, values = declared_keys(file), dict(spec.settings.items())
     readers: dict[Keys, set[tuple[str, object]]] = {}
     for argument in spec.arguments():
@@ -337,11 +344,17 @@ class Workbench:
         *,
         differing: Sequence[str] = (),
         ranks: int = 1,
+        only_starts: bool = False,
     ) -> CompletedProcess[str]:
-        """Train in a process or two, of which the last one has differing options as well."""
-        words, more = (self.words(run, [*options, *extra]) for extra in ((), differing))
-        last_words = ["-c", TRAIN, *more]
-        return processes.run(["-c", TRAIN, *words], ranks=ranks, last_words=last_words)
+        """Train in a process or two, of which the last one has differing options as well.
+
+        only_starts: end with 0 before the first step, or before the test.
+        """
+        words, last_words = (
+            ["-c", TRAIN, *["only starts"] * only_starts, *self.words(run, [*options, *more])]
+            for more in ((), differing)
+        )
+        return processes.run(words, ranks=ranks, last_words=last_words)
 
     def reference(
         self, options: Sequence[str] = (), ranks: int = 1
@@ -401,6 +414,8 @@ class Workbench:
     def _start(self, name: str, key: Key, options: Sequence[str], change: str) -> Mapping[str, str]:
         """Give a value to a stopped run, to an ended one, and to one of two processes."""
         outcomes: dict[str, str] = {}
+        # Only these end like the run without the value.
+        only_starts = bool(key.affects) and key.may_change != "per process"
         for kind in (STOPPED, ENDED):
             if kind == ENDED and kind not in MAY_GO_ON[key.may_change]:
                 continue  # a run that has ended may still be refused for another reason
@@ -416,13 +431,13 @@ class Workbench:
                 assert last is not None
                 shutil.rmtree(last.path)
                 assert checkpoints.find_checkpoint() is not None
-            process = self.train(run, [*options, change])
-            may_differ = closure(key.affects)
-            outcomes[kind] = outcome_of(process, name, run, expected, may_differ)
+            process = self.train(run, [*options, change], only_starts=only_starts)
+            outcomes[kind] = outcome_of(process, name, run, {} if only_starts else expected)
             shutil.rmtree(run)
         run = self.work / f"{self.yaml}-{name}-two"
-        process = self.train(run, options, differing=[change], ranks=2)
-        expected = self.reference(options, ranks=2)[1] if process.returncode == 0 else {}
+        process = self.train(run, options, differing=[change], ranks=2, only_starts=only_starts)
+        is_equal = not only_starts and process.returncode == 0
+        expected = self.reference(options, ranks=2)[1] if is_equal else {}
         outcomes[TWO_PROCESSES] = outcome_of(process, name, run, expected)
         shutil.rmtree(run, ignore_errors=True)
         return outcomes
@@ -434,15 +449,11 @@ def differing_channels(before: Mapping[Effect, str], now: Mapping[Effect, str]) 
 
 
 def outcome_of(
-    process: CompletedProcess[str],
-    name: str,
-    run: Path,
-    expected: Mapping[Effect, str],
-    may_differ: Collection[Effect] = (),
+    process: CompletedProcess[str], name: str, run: Path, expected: Mapping[Effect, str]
 ) -> str:
-    """Say what a start with another value did; one that goes on ends like the run without it."""
+    """Say what a start with another value did; ``expected`` is what it must leave behind."""
     if process.returncode == 0:
-        changed = differing_channels(expected, fingerprints(run)) - {*may_differ}
+        changed = differing_channels(expected, fingerprints(run)) if expected else ()
         return f"{GOES_ON} with other {', '.join(sorted(changed))}" if changed else GOES_ON
     is_refused = re.search(rf"\b{name}\b", process.stderr) and "Traceback" not in process.stderr
     return REFUSED if is_refused else fails(process)
@@ -522,8 +533,8 @@ Other starts are tried in the first of them.
   labels, and all other columns, such as normalized transcripts), *weights* (of the last
   checkpoint), *results* (the figures and texts of the test, and the bundle).
 - **other starts**: what the value did to a run that was stopped after its first epoch, to one that
-  ended without its test, and to one of two processes. A start that goes on changes no more than is
-  declared.
+  ended without its test, and to one of two processes. With a key that changes nothing, the first
+  two end as they do without it; with one that may differ per process, all three do.
 - **said**: what the run or `sbkit check` says about the key. One without an effect is named.
 """
 NOT_TRIED = "\n## Keys that are not tried\n\nSo small a run on a CPU cannot show what they do.\n\n"
