@@ -38,10 +38,10 @@ FAULTS: Mapping[str, tuple[str, str, str]] = {
         "draws[2] < 0.3, draws[3] < 0.5",
     ),
     "text stopped: is refused": (
-        *(KEYS, '"text": label_key(', '"text": label_key(may_change="when resumed", type='),
+        *(KEYS, '"text": label_key(', '"text": partial(label_key, may_change="when resumed")('),
     ),
     "lr two processes: goes on with other": (
-        *(KEYS, '"lr": resumed_key(', '"lr": Key(may_change="per process", type='),
+        *(KEYS, '"lr": resumed_key(', '"lr": partial(Key, may_change="per process")('),
     ),
 }
 

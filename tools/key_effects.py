@@ -114,7 +114,6 @@ VALUES: Mapping[str, str] = {
     "store_cache": "WORK/store",
     "recipe": "tests.user_parts.my_step.TwoPasses",
     "init_from": "BASE",
-    "init_from_differs": "text",
     "pretrained": "WORK/whisper",
     "ctc_pretrained:pretrained": "WORK/tiny2",
     "pretrained_revision": "main",
@@ -173,7 +172,6 @@ WITH: Mapping[str, Sequence[str]] = {
     "vocab_size": ("--token_type=bpe", "--vocab_size=30"),
     "token_type": ("--token_type=unigram", "--vocab_size=30"),
     "ema_decay": ("--average_checkpoints=1",),
-    "init_from_differs": ("--init_from=BASE", "--text={case: keep}"),
     "keep_better_start": ("--init_from=BASE",),
     "early_stopping": ("--lr=1e-6", "--number_of_epochs=4"),
 }
@@ -191,6 +189,7 @@ UNSEEN: Mapping[str, str] = {
     "grad_accumulation_factor": "only rounding differs, as tests/test_ranks.py says",
     "nonfinite_patience": "counts after a loss that is not finite",
     "eval_batch_seconds": "decides how recordings are cut that are longer than its prompts",
+    "init_from_differs": "a run without it is refused",
     "shuffle_shards": "counts for more than one shard",
     "pretrained_revision": "a folder has no revisions",
 }
