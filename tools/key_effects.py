@@ -137,7 +137,7 @@ VALUES: Mapping[str, str] = {
     "number_of_epochs": "3",
     "max_minutes": "0.0001",
     "optimizer_step_limit": "2",
-    "early_stopping": "1",
+    "early_stopping": "0",
     "valid_interval_steps": "1",
     "warmup_fraction": "0.9",
     "max_grad_norm": "0.01",
@@ -152,6 +152,7 @@ VALUES: Mapping[str, str] = {
     "export_formats": "[onnx]",
     "recognizer": "WORK/ctc",
     "streaming": "{chunk_ms: 320}",
+    "longest_symbol": "0.1",
     "gain_db": "[0, 0]",
     "snr_db": "[20, 20]",
     "levels": "[4, 4]",
@@ -173,7 +174,7 @@ WITH: Mapping[str, Sequence[str]] = {
     "token_type": ("--token_type=unigram", "--vocab_size=30"),
     "ema_decay": ("--average_checkpoints=1",),
     "keep_better_start": ("--init_from=BASE",),
-    "early_stopping": ("--lr=1e-6", "--number_of_epochs=4"),
+    "early_stopping": ("--lr=1e-6", "--number_of_epochs=4", "--early_stopping=1"),
 }
 # Why the first channel differs only in other runs
 LATER: Mapping[str, str] = {"language": "it also chooses the default corpus"}
