@@ -168,6 +168,20 @@ def add_loss(copy: Path) -> None:
     recipe.write_text(content.replace(f"{imported}\n", f"{imported}, frame_entropy\n"))
 
 
+def add_key(copy: Path) -> None:
+    """Add one line where the key is declared, one where it is read, and one to its YAML."""
+    recipe = copy / "recipes/vad/recipe.py"
+    edit(
+        recipe,
+        ('        "noise_prob": Key(Share),\n', '        "loss_weight": Key(NonNegative),\n'),
+        ("        return Loss(sums * batch.w", "        sums = sums * self.hparams.loss_weight\n"),
+    )
+    content = recipe.read_text()
+    imported = "Decibels, PositiveCount"
+    recipe.write_text(content.replace(imported, "Decibels, NonNegative, PositiveCount"))
+    edit(copy / "hparams/vad.yaml", ("\n# ---- fine-t", "loss_weight: 1.0  # of all frames\n"))
+
+
 def add_task(copy: Path) -> None:
     """Move the example of a task to the folders of tasks, recipes and YAMLs."""
     example = copy / "docs/examples/language_id"
@@ -204,6 +218,7 @@ PATCHES: dict[str, Callable[[Path], None]] = {
     "augmentation": add_augmentation,
     "format": add_format,
     "loss": add_loss,
+    "key": add_key,
     "task": add_task,
 }
 

@@ -46,6 +46,7 @@ from sbkit.text.tokenizer import TOKEN_TYPES
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
 
+LM_ORDER = Range(low=0, high=MAX_ORDER, integer=True, advice="Pass 0 for no model.")
 FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
 
 
@@ -191,7 +192,7 @@ class AsrRecipe(CorpusRecipe, AsrTask):
         "ctc_weight": Key(
             Range(low=0.01, high=1, advice="At 0, the CTC head would not be trained."),
             1.0,
-            "only CTC; below 1.0, the attention decoder's loss has the rest",
+            "1.0: only CTC; below, the attention decoder's loss has the rest",
         ),
         "inter_ctc_weight": Key(
             Range(
@@ -199,13 +200,13 @@ class AsrRecipe(CorpusRecipe, AsrTask):
             )
         ),
         "label_smoothing": Key(Dropout, needs={"ctc_weight": below(1)}),
-        **dict.fromkeys(
-            ("word_lm_order", "token_lm_order"),
-            end_key(
-                Range(low=0, high=MAX_ORDER, integer=True, advice="Pass 0 for no model."),
-                0,
-                "order of a language model; 0: no model",
-            ),
+        "word_lm_order": end_key(
+            LM_ORDER, 0, "order of the n-gram language model of words; 0: no model"
+        ),
+        "token_lm_order": end_key(
+            LM_ORDER,
+            0,
+            "order of the model of tokens, for words that the word model lacks; 0: none",
         ),
         "beam_size": end_key(needs={**LANGUAGE_MODELS, "ctc_weight": below(1)}),
         # Arguments of parts, which their classes declare.

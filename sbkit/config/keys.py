@@ -142,10 +142,12 @@ KEYS: Mapping[str, Key] = {
     "seed": Key(_count(0, "Pass any such number.", 2**63 - 1)),
     "output_folder": process_key(str),
     "device": machine_key(
-        str | None, None, "cpu, cuda, cuda:N ...; null: the first GPU, else the CPU"
+        str | None, None, "cpu, cuda, cuda:N, mps, xpu:N; null: the first GPU, else the CPU"
     ),
     "precision": resumed_key(Precision, "fp32", "fp32, bf16 or fp16"),
-    "compile": resumed_key(bool, False, "compile the model's blocks"),
+    "compile": resumed_key(
+        bool, False, "compile the model's blocks, for a GPU; the first steps take a minute"
+    ),
     "check": machine_key(bool, True, "check the run before its first step"),
     "noprogressbar": process_key(bool, False, "show no progress bar"),
     "log_every": machine_key(_count(1, "Pass 1 to log every step."), 10, "optimizer steps"),
@@ -161,17 +163,29 @@ KEYS: Mapping[str, Key] = {
     ),
     # ---- data
     "sample_rate": data_key(_count(1000, "16000 is usual.", 384_000)),
-    "corpus": source_key(str | None, None, "a module that reads your corpus; null: by the data"),
-    "data_folder": source_key(str | SomeTexts | None, None, "your corpus; null: the default one"),
-    "manifest": source_key(
-        FileMapping | None, None, "your own tables: {train: a.csv, dev: b.csv} or {all: a.csv}"
+    "corpus": source_key(
+        str | None, None, "a module that reads your corpus; null: chosen by data_folder or manifest"
     ),
-    "language": data_key(str | SomeTexts, "und", "of the data; und: of none"),
+    "data_folder": source_key(
+        str | SomeTexts | None,
+        None,
+        "a corpus, such as a Common Voice release, or [several]; null: fetch the default",
+    ),
+    "manifest": source_key(
+        FileMapping | None,
+        None,
+        "your own tables: {train: a.csv, dev: b.csv, test: c.jsonl} or {all: a.csv}",
+    ),
+    "language": data_key(str | SomeTexts, "und", "selects the text table and the default corpus"),
     "splits": data_key(
-        FileMapping | None, None, "{train: .., valid: .., test: ..}: names of the corpus's splits"
+        FileMapping | None,
+        None,
+        "{train: .., valid: .., test: ..}: names of the corpus's splits; null: its default",
     ),
     "where": data_key(
-        TextMapping | None, {}, "{variant: pt-BR, gender: [a, b]}: only rows with these values"
+        TextMapping | None,
+        {},
+        "{variant: pt-BR, gender: [a, b]}: only rows with these values; {}: all rows",
     ),
     "columns": data_key(
         Annotated[TextMapping | None, "Write {text: COLUMN}."],
@@ -198,7 +212,9 @@ KEYS: Mapping[str, Key] = {
         "decoded audio: pcm, flac (0.6 of the size) or lazy (no copy; needs durations)",
     ),
     "text": label_key(
-        Annotated[Names | None, "Write {case: lower}."], {}, "how transcripts are normalized"
+        Annotated[Names | None, "Write {case: lower}."],
+        {},
+        'case: keep; [".", ","]; numbers: spell',
     ),
     "keep_tags": label_key(
         list[str] | None, [], "[noise]: tags in brackets that become tokens; others are dropped"
@@ -223,11 +239,15 @@ KEYS: Mapping[str, Key] = {
         _count(1, "Pass 1 to split no step.", 1 << 16), 1, "micro-batches per step, to save memory"
     ),
     "eval_batch_seconds": end_key(
-        Range(low=1, high=MAX_BATCH_SECONDS, advice="120 is usual."), 120.0, "of padded audio"
+        Range(low=1, high=MAX_BATCH_SECONDS, advice="120 is usual."),
+        120.0,
+        "of padded audio; recognizers evaluate longer recordings in segments",
     ),
     # Each worker is a process: without an upper limit, a typo could use up all memory.
     "num_workers": process_key(
-        _count(0, "Pass 0 to read in this process.", 1024), 0, "processes that read ahead"
+        _count(0, "Pass 0 to read in this process.", 1024),
+        0,
+        "processes that read ahead, per training process",
     ),
     "shuffle_shards": Key(
         _count(1, "Pass 1 to shuffle within each shard."),
@@ -240,21 +260,32 @@ KEYS: Mapping[str, Key] = {
         "a folder on a local disk, for whole shards of `--out`, fetched ahead of use",
     ),
     # ---- initial weights
-    "init_from": Key(str | SomeTexts | None, None, "a run or bundle, or [several] for their mean"),
+    "init_from": Key(
+        str | SomeTexts | None,
+        None,
+        "a run or bundle, or [several] for their mean: weights of the same name and shape",
+    ),
     "init_from_differs": Key(
         str | SomeTexts | None,
         None,
         "keys, of sample_rate, compute_features, language and text, that init_from need not share",
         needs={"init_from": IS_SET},
     ),
-    "pretrained": Key(str | None, None, "a folder or model of the hub with an encoder"),
+    "pretrained": Key(
+        str | None,
+        None,
+        "an encoder's folder, or its name on the hub, such as facebook/wav2vec2-base",
+    ),
     "pretrained_revision": Key(
-        str | None, None, "its commit, branch or tag", needs={"pretrained": IS_SET}
+        str | None,
+        None,
+        "on the hub: a branch, a tag or a commit; null: main",
+        needs={"pretrained": IS_SET},
     ),
     "freeze": Key(
         list[Annotated[str, Text(name="path")]] | Names | None,
         [],
-        "frozen parts, or for a number of steps: {CNN: 1000}",
+        "frozen parts, or {PART: 1000} for 1,000 steps",
     ),
     # ---- training
     "number_of_epochs": resumed_key(_count(1, "Pass 1 to train for one.")),
@@ -297,7 +328,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "gradient_checkpointing": machine_key(bool),
     "find_unused_parameters": machine_key(
-        bool, False, "let DDP look for parameters that a step does not use"
+        bool, False, "False: each step uses all parameters, on all processes"
     ),
     "debug": resumed_key(bool),
     "debug_batches": resumed_key(int),
@@ -308,7 +339,9 @@ KEYS: Mapping[str, Key] = {
     # ---- test sets, and exported models
     "eval_precision": end_key(Precision, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "average_checkpoints": end_key(
-        _count(1, "Pass 1 to take only the best."), 1, "how many of the best are averaged"
+        _count(1, "Pass 1 to take only the best."),
+        1,
+        "how many of the best by validation are averaged for test and export",
     ),
     "keep_better_start": end_key(
         bool,
@@ -321,7 +354,7 @@ KEYS: Mapping[str, Key] = {
     "lm_text": end_key(
         str | SomeTexts | None,
         None,
-        "a text or [several] for the language models; null: training transcripts",
+        "a text or [several] for both models, or an ARPA file; null: training transcripts",
         needs=LANGUAGE_MODELS,
     ),
     "report_by": end_key(
@@ -362,7 +395,8 @@ def arguments_of(name: str) -> Mapping[str, Constraint]:
     for owner in reversed(getattr(builder, "__mro__", (builder,))):
         make = vars(owner).get("__init__") if isinstance(owner, type) else owner
         constraints |= _annotated(make) if callable(make) else {}
-        constraints |= {k: constraint_of(v) for k, v in getattr(owner, "ARGUMENTS", {}).items()}
+        declared = getattr(owner, "__dict__", {}).get("ARGUMENTS", {})
+        constraints |= {argument: constraint_of(kind) for argument, kind in declared.items()}
     return constraints
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from speechbrain.core import RunOptions
 
-from docs.reference import declared_keys
+from docs.reference import declared_keys, read_keys
 from recipes.asr.recipe import AsrRecipe
 from recipes.vad.recipe import VadRecipe
 from sbkit.base.errors import ConfigError
@@ -88,11 +88,28 @@ def test_no_key_takes_an_empty_value_for_none() -> None:
         assert ({} in key.values) is ("{}" in str(key.values)), name
 
 
+def test_yamls_say_in_the_same_words_what_a_key_means() -> None:
+    """The comments of a YAML without a base begin with the meaning that its key declares."""
+    comments: dict[str, list[str]] = {}
+    for file in (ROOT / "hparams").glob("*.yaml"):
+        text = file.read_text(encoding="utf-8")
+        if "\nbase: " in text:
+            continue  # it says why it has another value than its base
+        recipe: Any = pydoc.locate(read_document(file).root["recipe"])
+        for _, name, _, comment in read_keys(text):
+            key = recipe.keys.get(name, Key())
+            assert comment.startswith(key.meaning), (file.stem, name)
+            if key.type is not UNCHECKED and not key.meaning:  # else a class may declare it
+                comments.setdefault(name, []).append(comment)
+    for name, words in comments.items():
+        assert all(comment.startswith(min(words, key=len)) for comment in words), (name, words)
+
+
 BORDERS = (0, 1, -1, 0.5, None, True, "", "a", [], [0], [2, 1], ["a"], {}, {"a": 0}, {"a": None})
 INFINITE = (math.inf, -math.inf, math.nan, [math.nan], [1.0, [math.inf]], {"a": {"b": math.inf}})
-# Names of the run folder's files, and values that a library checks when it builds its class
+# The recipe, names of the run folder's files, and values that a library checks when it builds its class
 UNDECLARED = {
-    *("model_file", "language_models", "checkpoints_dir", "file"),
+    *("recipe", "model_file", "language_models", "checkpoints_dir", "file"),
     *("torch.", "speechbrain.", "sbkit.models.speechbrain_parts.", "cnn_channels"),
 }
 

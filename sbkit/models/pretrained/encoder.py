@@ -23,7 +23,14 @@ from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
-from sbkit.base.ranges import Dropout, PositiveCount, Range, Share, require_in_range
+from sbkit.base.ranges import (
+    Dropout,
+    PositiveCount,
+    Range,
+    Share,
+    constraint_of,
+    require_in_range,
+)
 from sbkit.base.units import seconds_to_samples
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.features import NormalizedAudio, WhisperFeatures
@@ -42,7 +49,9 @@ from sbkit.text.languages import whisper_language
 logger = logging.getLogger(__name__)
 
 MAX_PADDING_EFFECT = 1e-3  # share of the largest state; with half a second of noise it is 1e-6
-ConfigArgument = Annotated[Config, "Name the encoder's folder as `pretrained`."]
+DeclaredConfig = Annotated[  # null until the folder is read
+    Config, constraint_of(Config | None), "Name the encoder's folder as `pretrained`."
+]
 Lora = Annotated[
     Mapping[str, Any] | None, "Write {rank: 8, projections: [q_proj, v_proj]}, or null."
 ]
@@ -93,7 +102,7 @@ class PretrainedFeatures(nn.Module):
 
     body: Any
 
-    def __init__(self, *, config: ConfigArgument) -> None:
+    def __init__(self, *, config: DeclaredConfig) -> None:
         super().__init__()
         self.sample_rate: int = config["sample_rate"]  # Hz
         self.body = FAMILIES[config["model_type"]].features(config)
@@ -112,7 +121,7 @@ class PretrainedFrontEnd(nn.Module):
 
     body: Any
 
-    def __init__(self, *, config: ConfigArgument) -> None:
+    def __init__(self, *, config: DeclaredConfig) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
         self.prefix = family.prefix
@@ -144,7 +153,7 @@ class PretrainedEncoder(nn.Module):
     def __init__(
         self,
         *,
-        config: ConfigArgument,
+        config: DeclaredConfig,
         layers: Annotated[Layer | None, "Pass null for all layers."] = None,
         intermediate_layer: Annotated[Layer | None, "Pass null for the middle one."] = None,
         dropout: Dropout = 0.0,
@@ -267,7 +276,7 @@ class PretrainedTransformer(PretrainedEncoder):
     def __init__(
         self,
         *,
-        config: ConfigArgument,
+        config: DeclaredConfig,
         language: str,
         decoder_task: Literal["transcribe", "translate"] = "transcribe",
         context_seconds: Annotated[
