@@ -37,8 +37,9 @@ FAULTS: Mapping[str, tuple[str, str, str]] = {
         *("sbkit/audio/augment.py", "draws[2] < self.prob, draws[3] < 0.5"),
         "draws[2] < 0.3, draws[3] < 0.5",
     ),
-    "text stopped: is refused": (
-        *(KEYS, '"text": label_key(', '"text": partial(label_key, may_change="when resumed")('),
+    "sample_rate stopped: is refused": (
+        *(KEYS, '"sample_rate": data_key('),
+        '"sample_rate": partial(data_key, may_change="when resumed")(',
     ),
     "lr two processes: goes on with other": (
         *(KEYS, '"lr": resumed_key(', '"lr": partial(Key, may_change="per process")('),

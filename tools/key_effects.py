@@ -481,7 +481,7 @@ def make_files(work: Path) -> None:
     for split in COUNTS:
         rows = rows_of(release / f"{split}.tsv")
         columns = [("jane" if n % 3 else "eve", *[*row.values()][1:]) for n, row in enumerate(rows)]
-        lines = map("\t".join, [tuple(rows[0]), *columns])
+        lines = ["\t".join(line) for line in (tuple(rows[0]), *columns)]
         (release / f"{split}.tsv").write_text("\n".join(lines) + "\n")
         lines = [f"release/clips/{path},{text},{n}" for n, (_, path, text) in enumerate(columns)]
         (work / f"{split}.csv").write_text("\n".join(["path,text,speaker", *lines]) + "\n")
