@@ -117,7 +117,6 @@ VALUES: Mapping[str, str] = {
     "pretrained": "WORK/whisper",
     "ctc_pretrained:pretrained": "WORK/tiny2",
     "pretrained_revision": "main",
-    "encoder_config": "{hidden_size: 48}",
     "lora": "{rank: 2, projections: [q_proj]}",
     "freeze": "[CNN]",
     "codec:freeze": "[encoder]",
@@ -158,7 +157,7 @@ VALUES: Mapping[str, str] = {
     "levels": "[4, 4]",
     "context_seconds": "3.0",
     "inter_ctc_weight": "0.6",
-    "intermediate_layer": "1",
+    "intermediate_layer": "2",
     "layers": "2",
     "layerdrop": "0.9",
     "ema_decay": "0.5",
@@ -192,6 +191,7 @@ UNSEEN: Mapping[str, str] = {
     "eval_batch_seconds": "decides how recordings are cut that are longer than its prompts",
     "init_from_differs": "a run without it is refused",
     "shuffle_shards": "counts for more than one shard",
+    "encoder_config": "it is that of the pretrained encoder, which may be another one",
     "pretrained_revision": "a folder has no revisions",
 }
 
