@@ -145,12 +145,19 @@ def _run_command(
 
 
 def run(
-    words: Sequence[object], *, ranks: int = 1, timeout: float = 240, **options: object
+    words: Sequence[object],
+    *,
+    ranks: int = 1,
+    last_words: Sequence[object] | None = None,
+    timeout: float = 240,
+    **options: object,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end on one or several ranks.
 
     As under torchrun, the other ranks are terminated when one fails. Returns the exit code of the
     first failure, and the output of all ranks, with rank 0 last.
+
+    last_words: the command of the last rank, if it differs.
     """
     port = free_port()
     rank_variables = [
@@ -158,9 +165,10 @@ def run(
         for rank in range(ranks)
     ]
     sizes = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    commands = [*[words] * (ranks - 1), words if last_words is None else last_words]
     processes = [
-        Process(words, **options, **({**variables, **sizes} if ranks > 1 else {}))
-        for variables in rank_variables
+        Process(command, **options, **({**variables, **sizes} if ranks > 1 else {}))
+        for command, variables in zip(commands, rank_variables, strict=True)
     ]
     try:
         code = _wait_for(processes, time.monotonic() + timeout)

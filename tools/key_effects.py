@@ -1,580 +1,594 @@
-"""Try another value of each key, and compare what a run leaves behind with what the key declares.
+"""Try another value of each key, and compare what it changes with what is declared about the key.
 
-python -m tools.key_effects [--out PAGE] [YAML[:KEY,KEY] ...]
+python -m tools.key_effects [--keys lr,seed] [--all] [--out PAGE] [YAML ...]
 
-Each trial is a tiny run of a YAML of hparams/ on a few real prompts. A key is wrong if something
-changes that its declaration does not name, or that follows from nothing it names; if nothing
-changes and nobody says why; or if a run that it may not change goes on with another value. The exit
-code is then 1. By default, all YAMLs are tried, and each key in the first YAML of its recipe that
-has it.
+A trial is a tiny run on a CPU. It is compared with the run that lacks the value: its rows, labels,
+weights and results. The first of these that differs must be the one that the key `affects`; if
+nothing differs, the run or `sbkit check` must name the key. The value is also given to a stopped
+run and to one of two processes, which go on or refuse it as `may_change` says. The exit code is 1
+if a declaration is wrong. `--all` repeats a key in each YAML that has it.
 """
 
 import argparse
-import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from subprocess import CompletedProcess
+from tempfile import TemporaryDirectory
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
-import train
 from docs.reference import declared_keys
 from recipes.AsteriskPrompts.corpus import prepare_prompts
-from sbkit.base.files import read_file, to_json
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import to_json
+from sbkit.base.machine import usable_cores
 from sbkit.base.process import run_main
-from sbkit.base.ranges import Either, Flag, OneOf, Range
+from sbkit.base.ranges import UNCHECKED, Constraint, OneOf
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.config.document import read_document
-from sbkit.config.hparams import read_spec
+from sbkit.config.document import Keys
+from sbkit.config.hparams import RECIPE, read_spec
 from sbkit.config.keys import Effect, Key
 from sbkit.config.overrides import parse_command
+from sbkit.data.manifest import CHANNEL_FAULT
+from sbkit.data.shard import AUDIO
+from sbkit.evaluate.run_results import read_json
 from sbkit.run.run import Run
-from sbkit.train.brain import Brain
+from sbkit.train.setup import declare_run
+from tests import processes
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.recognizers import make_whisper
-from tests.runs import SHORT, TINY, TINY_CODEC, TINY_VOICE, make_workplace
+from tests.runs import SHORT, TINY, TINY_CODEC, TINY_VOICE, make_workplace, rows_of
 
-ROOT = Path(__file__).parents[1]
-NO_NUMBERS = torch.zeros(0)
 CHANNELS: tuple[Effect, ...] = ("rows", "labels", "weights", "results")  # each makes the next ones
+ROWS_COLUMNS = ("id", "sentence", "samples")
+UNCOMPARED_COLUMNS = (AUDIO, CHANNEL_FAULT)
+LABEL_FILES = ("tokenizer.model", "symbols.txt", "decoder_tokenizer.json")
+CLOCK_FIGURES = re.compile(r'"(rtfx|\w*seconds)": [^,}]*')
+COUNTS = {"train": 8, "dev": 3, "test": 3}
+TRAIN = """\
+import sys
+import train
+from sbkit.base.process import run_main
+from sbkit.logs import curves
+from sbkit.run.run import Run
+from sbkit.train.brain import Brain
+curves.draw_png = lambda *_: b""  # it takes a fifth of so small a run
+if "only starts" in sys.argv:
+    sys.argv.remove("only starts")
+    Brain.fit = Run._finish = lambda *_: sys.exit()
+run_main(train.main)
+"""
+# In values, WORK is the folder of all trials, BASE that of the YAML's run, and RUN the trial's own.
+TWO_EPOCHS = ("--number_of_epochs=2", "--average_checkpoints=2")
 DECODED = ("--word_lm_order=2", "--token_lm_order=3", "--beam_size=4", "--attention_rescoring=True")
-SMALL = (*TINY, "--number_of_epochs=2", "--average_checkpoints=2")
-BASES: Mapping[str, Sequence[str]] = {  # the tiny run of each YAML; FOLDER has files for it
-    "ctc": (*SMALL, *DECODED),
-    "ctc_large": SMALL,
-    "ctc_streaming": (*SMALL, "--ctc_weight=1.0", "--num_decoder_layers=0"),
-    "ctc_speechbrain": (*SMALL, *DECODED),
-    "ctc_pretrained": (*SHORT, "--pretrained=FOLDER/tiny", "--num_linear_layers=1", *DECODED[:2]),
-    "ctc_whisper": (*SHORT, "--pretrained=FOLDER/whisper"),
-    "whisper": (*SHORT, "--pretrained=FOLDER/whisper", "--average_checkpoints=1"),
-    "codec": TINY_CODEC,
-    "tts": TINY_VOICE,
-    "vad": SHORT,
+GREEDY = ("--word_lm_order=0", "--token_lm_order=0")
+TINY_WORDS = (*TINY, *TWO_EPOCHS, "--dropout=0.1")
+TINY_WHISPER = (*SHORT, "--pretrained=WORK/whisper", *TWO_EPOCHS)
+BASES: Mapping[str, Sequence[str]] = {
+    "ctc": (*TINY_WORDS, *DECODED),
+    "ctc_large": (
+        *(*TINY_WORDS, "--precision=fp32", "--num_workers=0"),
+        *("--token_type=char", "--vocab_size=null"),
+    ),
+    "ctc_pretrained": (
+        *(*SHORT, "--pretrained=WORK/tiny", *TWO_EPOCHS, *GREEDY),
+        *("--num_linear_layers=1", "--mask_channel_length=4", "--inter_ctc_weight=0.3"),
+    ),
+    "ctc_speechbrain": (*TINY_WORDS, *DECODED),
+    "ctc_streaming": (*TINY_WORDS, "--ctc_weight=1.0", "--num_decoder_layers=0"),
+    "ctc_whisper": (*TINY_WHISPER, *GREEDY),
+    "whisper": TINY_WHISPER,
+    "codec": (*TINY_CODEC, *TWO_EPOCHS, "--ema_decay=0", "--adversarial_weight=0.5"),
+    "tts": (*TINY_VOICE, *TWO_EPOCHS, "--ema_decay=0"),
+    "vad": (*SHORT, *TWO_EPOCHS),
 }
-# Values that no type tells, and the other keys that they need
-VALUES: Mapping[str, Sequence[str]] = {
-    "output_folder": ["output_folder=FOLDER/other"],
-    "device": ["device=null"],
-    "corpus": ["corpus=recipes.CommonVoice.corpus"],
-    "data_folder": ["data_folder=FOLDER/moved"],
-    "manifest": [
-        "manifest={train: RELEASE/train.tsv, dev: RELEASE/dev.tsv, test: RELEASE/dev.tsv}"
-    ],
-    "language": ["language=de"],
-    "splits": ["splits={train: train, valid: test, test: dev}"],
-    "where": ["where={speaker: [allison]}"],
-    "columns": ["columns={text: path}"],
-    "encoding": ["encoding=cp1252"],
-    "split_shares": [
-        "manifest={all: FOLDER/all.csv}",
-        "manifest={all: FOLDER/all.csv};split_shares={dev: 0.4, test: 0.2}",
-    ],
-    "text": ["text={case: keep}"],
-    "keep_tags": ['keep_tags=["[noise]"]'],
-    "vocab_size": ["token_type=bpe;vocab_size=30", "token_type=bpe;vocab_size=40"],
-    "token_type": ["token_type=bpe;vocab_size=30"],
-    "mix": ["mix={train: 0.5}"],
-    "store_cache": ["store_cache=FOLDER/store"],
-    "init_from": ["init_from=FOLDER/BASE"],
-    "init_from_differs": [
-        "text={case: keep}",
-        "text={case: keep};init_from=FOLDER/BASE;init_from_differs=text",
-    ],
-    "average_checkpoints": ["average_checkpoints=1"],
-    "grad_accumulation_factor": ["dropout=0", "dropout=0;grad_accumulation_factor=2"],
-    "pretrained": ["pretrained=FOLDER/tiny2"],
-    "pretrained_revision": ["pretrained_revision=main"],
-    "encoder_config": ["pretrained=null;encoder_config={hidden_size: 48}"],
-    "freeze": ["freeze=[PART]"],
-    "lr_scale": ["lr_scale={PART: 0.1}"],
-    "layer_decay": ["layer_decay={LAYERS: 0.5}"],
-    "decoder": ["decoder.beam_size=2"],
-    "lm_text": ["lm_text=FOLDER/lm.txt"],
-    "report_by": ["report_by=[client_id]"],
-    "export_formats": ["export_formats=[onnx]"],
-    "ema_decay": ["average_checkpoints=1", "average_checkpoints=1;ema_decay=0.5"],
-    "recognizer": ["recognizer=FOLDER/ctc"],
-    "symbols": ["symbols=phonemes"],
-    "lora": ["lora={rank: 2, projections: [q_proj]}"],
-    "streaming": ["streaming={chunk_ms: 320, left_ms: 640, lookahead_ms: 0}"],
-    "gain_db": ["gain_db=[0, 0]"],
-    "snr_db": ["snr_db=[20, 20]"],
-    "levels": ["levels=[4, 4]"],
-    "speeds": ["speeds=[0.8]"],
-    "level": ["level=none"],
-    "min_seconds": ["min_seconds=1.5"],
-    "max_seconds": ["max_seconds=1.5"],
-    "num_decoder_layers": ["num_decoder_layers=2"],
-    "ctc_weight": ["ctc_weight=0.5"],
-    "nhead": ["nhead=4"],
-    "d_model": ["d_model=24"],
-    "kernel_size": ["kernel_size=7"],
-    "hop": ["hop=160"],
-    "sample_rate": ["sample_rate=8000"],
-    "recipe": ["recipe=recipes.prepare.CorpusRecipe"],
-    "subsampling": ["subsampling=8"],
-    "discriminator_lr": ["adversarial_weight=1.0", "adversarial_weight=1.0;discriminator_lr=0.01"],
-    "discriminator_channels": [
-        "adversarial_weight=1.0",
-        "adversarial_weight=1.0;discriminator_channels=4",
-    ],
-    "optimizer_step_limit": ["optimizer_step_limit=2"],
-    "max_minutes": ["max_minutes=0.0001"],
-    "early_stopping": ["lr=0;early_stopping=0", "lr=0;early_stopping=1;number_of_epochs=4"],
-    "context_seconds": ["context_seconds=2.0"],
+# Values that no type tells, or with an effect on so short a run; of one YAML: YAML:KEY.
+VALUES: Mapping[str, str] = {
+    "output_folder": "RUN/.",
+    "device": "null",
+    "corpus": "tests.user_parts.my_corpus",
+    "data_folder": "WORK/other/release",
+    "manifest": "{train: WORK/train.csv, dev: WORK/test.csv, test: WORK/dev.csv}",
+    "language": "de",
+    "splits": "{train: train, valid: test, test: dev}",
+    "where": "{speaker: jane}",
+    "columns": "{text: path}",
+    "encoding": "utf-16",
+    "split_shares": "{dev: 0.4, test: 0.2}",
+    "text": "{case: keep}",
+    "keep_tags": '["[noise]"]',
+    "token_type": "bpe",
+    "vocab_size": "40",
+    "speeds": "[1.0]",
+    "mix": "{train: 0.5}",
+    "min_seconds": "1.3",
+    "max_seconds": "1.5",
+    "store_cache": "WORK/store",
+    "recipe": "tests.user_parts.my_step.TwoPasses",
+    "init_from": "BASE",
+    "pretrained": "WORK/whisper",
+    "ctc_pretrained:pretrained": "WORK/tiny2",
+    "pretrained_revision": "main",
+    "lora": "{rank: 2, projections: [q_proj]}",
+    "freeze": "[CNN]",
+    "codec:freeze": "[encoder]",
+    "tts:freeze": "[aligner]",
+    "vad:freeze": "[conv]",
+    "lr_scale": "{CNN: 0.1}",
+    "codec:lr_scale": "{encoder: 0.1}",
+    "tts:lr_scale": "{aligner: 0.1}",
+    "vad:lr_scale": "{conv: 0.1}",
+    "layer_decay": "{Transformer.encoder: 0.5}",
+    "codec:layer_decay": "{encoder.blocks: 0.5}",
+    "tts:layer_decay": "{text_encoder.blocks: 0.5}",
+    "vad:layer_decay": "{model: 0.5}",
+    "ctc_pretrained:layer_decay": "{Transformer.body.layers: 0.5}",
+    "ctc_whisper:layer_decay": "{Transformer.body.layers: 0.5}",
+    "whisper:layer_decay": "{Transformer.body.layers: 0.5}",
+    "number_of_epochs": "3",
+    "max_minutes": "0.0001",
+    "optimizer_step_limit": "2",
+    "early_stopping": "0",
+    "valid_interval_steps": "1",
+    "warmup_fraction": "0.9",
+    "max_grad_norm": "0.01",
+    "debug": "true",
+    "debug_batches": "1",
+    "debug_epochs": "1",
+    "ckpt_interval_steps": "2",
+    "num_decoder_layers": "2",
+    "decoder": "null",
+    "lm_text": "WORK/lm.txt",
+    "report_by": "[client_id]",
+    "export_formats": "[onnx]",
+    "recognizer": "WORK/ctc",
+    "streaming": "{chunk_ms: 320}",
+    "longest_symbol": "0.1",
+    "gain_db": "[0, 0]",
+    "snr_db": "[20, 20]",
+    "levels": "[4, 4]",
+    "context_seconds": "3.0",
+    "inter_ctc_weight": "0.6",
+    "intermediate_layer": "2",
+    "layers": "2",
+    "layerdrop": "0.9",
+    "ema_decay": "0.5",
 }
-# Why a tiny run on a CPU cannot show what a key does
+# What both runs of a trial also have
+WITH: Mapping[str, Sequence[str]] = {
+    "manifest": (
+        "--data_folder=null",
+        "--manifest={train: WORK/train.csv, dev: WORK/dev.csv, test: WORK/test.csv}",
+    ),
+    "split_shares": ("--data_folder=null", "--manifest={all: WORK/train.csv}"),
+    "vocab_size": ("--token_type=bpe", "--vocab_size=30"),
+    "token_type": ("--token_type=unigram", "--vocab_size=30"),
+    "ema_decay": ("--average_checkpoints=1",),
+    "keep_better_start": ("--init_from=BASE",),
+    "early_stopping": ("--lr=1e-6", "--number_of_epochs=4", "--early_stopping=1"),
+}
+# Why the first channel differs only in other runs
+LATER: Mapping[str, str] = {"language": "it also chooses the default corpus"}
+# Other names of the same data, which a run and some of its processes may have
+SAME: Mapping[str, str] = {
+    "data_folder": "WORK/copy/release",
+    "manifest": "{train: WORK/copy/train.csv, dev: WORK/copy/dev.csv, test: WORK/copy/test.csv}",
+    "corpus": "recipes.CommonVoice.corpus",
+}
+# Keys that are not tried, because so small a run on a CPU cannot show what they do
 UNSEEN: Mapping[str, str] = {
-    "recipe": "decides the YAML's other keys",
+    "compile": "it needs a compiler, and minutes",
+    "grad_accumulation_factor": "only rounding differs, as tests/test_ranks.py says",
     "nonfinite_patience": "counts after a loss that is not finite",
-    "shuffle_shards": "counts for prepared shards",
-    "precision": "a CPU has bf16 and no fp16",
-    "encoding": "all texts of the trial are ASCII",
-    "data_folder": "the same data in another folder; other data are other rows",
-    "manifest": "the same data by their tables; other data are other rows",
-    "corpus": "names the corpus that the folder chooses, too",
-    "keep_better_start": "counts for a run that becomes worse than its start",
-    "eval_precision": "may round to the same figures",
-    "base": "names the YAML whose keys these are",
-    "language": "other tables normalize these prompts alike, where nothing is labeled by it",
+    "eval_batch_seconds": "decides how recordings are cut that are longer than its prompts",
+    "init_from_differs": "a run without it is refused",
+    "shuffle_shards": "counts for more than one shard",
+    "encoder_config": "it is that of the pretrained encoder, which may be another one",
     "pretrained_revision": "a folder has no revisions",
-    "mix": "the trial has one source",
-    "keep_tags": "the prompts have no tags",
-    "eval_batch_seconds": "changes only how much is evaluated at once",
-    "valid_interval_steps": "may find no better checkpoint",
-    "max_grad_norm": "counts for a larger gradient",
-}
-# Keys that change the order of sums, whose rounding Adam enlarges; only this is seen
-ROUNDING: Mapping[str, str] = {
-    "grad_accumulation_factor": "sums the gradients of a step in another order",
-    "compile": "fuses operations",
 }
 
 
-@dataclass(frozen=True)
+# ---- the rule
+
+GOES_ON, REFUSED = "goes on", "is refused"
+NEW, STOPPED, ENDED, TWO_PROCESSES = "new", "stopped", "ended", "two processes"
+MAY_GO_ON: Mapping[str, Sequence[str]] = {
+    "never": (NEW,),
+    "when resumed": (NEW, STOPPED),
+    "after training": (NEW, STOPPED, ENDED),
+    "per process": (NEW, STOPPED, ENDED, TWO_PROCESSES),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Another value of a key, and what it changed."""
+    """What another value of a key did.
+
+    seen: the channels that differ.
+    word: what the run or the check said about the key; "" if neither did.
+    starts: what other starts with the value did: GOES_ON, REFUSED, or something else.
+    """
 
     yaml: str
-    key: str
-    declared: Key
-    change: str
-    seen: frozenset[str]
-    message: str  # what the run said about the key, or why it failed
-    went_on: Mapping[str, bool]  # by the kind of start, such as "when resumed"
+    name: str
+    key: Key
+    before: str
+    value: str
+    seen: Set[Effect]
+    word: str
+    starts: Mapping[str, str]
+
+
+def closure(affects: Set[Effect]) -> Sequence[Effect]:
+    """Return the channels that may change: those that are named, and what is made from them."""
+    first = min(map(CHANNELS.index, affects), default=len(CHANNELS))
+    return CHANNELS[first:]
+
+
+def faults_of(trial: Trial) -> Iterator[str]:
+    """Yield what is wrong with the declaration of a key."""
+    key = trial.key
+    declared, first = ((*closure(channels), "nothing")[0] for channels in (key.affects, trial.seen))
+    is_late = trial.name in LATER and first in closure(key.affects)
+    if first not in ("nothing", declared) and not is_late:
+        yield f"affects {first}, not {declared}"
+    if declared != first == "nothing" and not trial.word:
+        yield f"has no effect, without a word, but should affect {declared}"
+    for kind, outcome in trial.starts.items():
+        expected = GOES_ON if kind in MAY_GO_ON[key.may_change] else REFUSED
+        if outcome != expected:
+            yield f"{kind}: {outcome}, but `may_change` is {key.may_change}"
 
 
 # ---- values
 
 
-def other_values(name: str, key: Key, value: object) -> Sequence[str]:
-    """Return overrides without and with another value of a key; several are divided by ;."""
-    if name in VALUES:
-        return VALUES[name]
-    parts = key.values.parts if isinstance(key.values, Either) else (key.values,)
-    for part in parts:
-        if isinstance(part, Flag):
-            return [f"{name}={not value}"]
-        if isinstance(part, OneOf) and (
-            words := [w for w in part.values if w not in (value, None)]
-        ):
-            return [f"{name}={words[0]}"]
-        if isinstance(part, Range):
-            number: Any = value or 0
-            candidates = (number + 1, number * 2, number / 2, 0.5, number - 1)
-            fitting = [other for other in candidates if other in part and other != value]
-            return [f"{name}={fitting[0]}"]
-    return []
+def other_value(value: object, values: Constraint) -> str | None:
+    """Return another flag, number or word of a type, as YAML; None for a type that tells none."""
+    candidates: Sequence[object] = ()
+    if isinstance(value, bool):
+        candidates = (not value,)
+    elif isinstance(value, int):
+        candidates = (value // 2, value * 2, value + 1)
+    elif isinstance(value, float):
+        candidates = (value * 2, value / 2, value + 0.5)
+    for part in getattr(values, "parts", (values,)):
+        candidates = part.values if isinstance(part, OneOf) and len(part.values) > 1 else candidates
+    excluded = (0, value) if not isinstance(value, bool) else (value,)  # 0 may turn off other keys
+    fitting = (other for other in candidates if other in values and other not in excluded)
+    return next((to_json(other).strip('"') for other in fitting), None)
 
 
-def parse_change(change: str, names: Mapping[str, str]) -> list[str]:
-    """Return the options of a change, with the names of the folders and parts of the trial."""
-    for name, text in names.items():
-        change = change.replace(name, text)
-    return [f"--{option}" for option in change.split(";") if option]
+def keys_of(yaml: str) -> Iterator[tuple[str, Key, Hashable]]:
+    """Yield the keys of a YAML and of its tables, and what reads each."""
+    file = processes.ROOT / f"hparams/{yaml}.yaml"
+    spec = read_spec(file, {"data_folder": "corpus"})
+    declared, values = declared_keys(file), dict(spec.settings.items())
+    readers: dict[Keys, set[tuple[str, object]]] = {}
+    for argument in spec.arguments():
+        readers.setdefault(argument.key, set()).add((argument.builder, argument.path[-1]))
+    for name in {**values, **declared}:
+        key = declared.get(name, Key())
+        if name in spec.tree or key.type is not UNCHECKED:
+            readers_of_key = frozenset(readers.get((name,), ()))
+            recipe = None if name == RECIPE else values[RECIPE]
+            yield name, key, (recipe, name, readers_of_key)
 
 
 # ---- runs
 
 
-def forked(
-    arguments: Sequence[str], log: Path, *, only_starts: bool = False, **environment: str
-) -> int:
-    """Return the exit code of train.py in a fork of this process, which has the imports.
-
-    only_starts: end it with 0 before its first step, or its test.
-    """
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    code = 1
-    try:
-        file = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        os.environ.update(environment)
-        torch.set_num_threads(1)
-        sys.argv = ["train.py", *arguments]
-        if only_starts:
-            Brain.fit = Run._finish = end  # type: ignore[method-assign]
-        try:
-            run_main(train.main)
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        if code == 0 and not only_starts and "RANK" not in environment:
-            write_rows(arguments, log.with_suffix(".rows"))
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def end(*_: object, **__: object) -> None:
-    """End a process that has come so far."""
-    raise SystemExit(0)
-
-
-def write_rows(arguments: Sequence[str], file: Path) -> None:
-    """Write the rows of a run, with their texts before these are normalized."""
-    splits = Run(*parse_command([*arguments])).prepare_splits()
-    columns = ("id", "samples", "sentence")
-    rows = {
-        name: [split[column][:] for column in columns if column in split.column_names]
-        for name, split in splits.named().items()
+def fingerprints(run: Path) -> Mapping[Effect, str]:
+    """Return a digest of what a run leaves behind in each channel."""
+    splits = Run.open(run).prepare_splits().named().items()
+    columns = {(split, name): rows[name][:] for split, rows in splits for name in rows.column_names}
+    columns = {key: column for key, column in columns.items() if key[1] not in UNCOMPARED_COLUMNS}
+    rows = {key: column for key, column in columns.items() if key[1] in ROWS_COLUMNS}
+    last = Checkpointer(run / "checkpoints").find_checkpoint()
+    assert last is not None
+    weights: dict[str, torch.Tensor] = torch.load(last.paramfiles["model"], weights_only=True)
+    config = read_json(run / "bundle/config.json") or {}
+    figures = CLOCK_FIGURES.sub("", to_json((read_json(run / "summary.json") or {}).get("test")))
+    bundle = [file for file in sorted(run.glob("bundle/*")) if file.name != "checksums.json"]
+    tables = [*run.glob("utterances_*"), *run.glob("report_by_*"), run / "bundle/model.safetensors"]
+    return {
+        "rows": digest(rows),
+        "labels": digest(columns, *map(content, map(run.joinpath, LABEL_FILES))),
+        "weights": digest([(name, t.tolist()) for name, t in weights.items()]),
+        "results": digest(
+            *(figures, config.get("decoder"), config.get("checkpoints")),
+            *([file.name for file in bundle], *map(content, tables)),
+        ),
     }
-    file.write_text(to_json(rows), "utf-8")
-
-
-def on_two_ranks(commands: Sequence[Sequence[str]], log: Path, port: int) -> bool:
-    """Return whether two processes with these arguments train together."""
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    with ThreadPoolExecutor(2) as pool:
-        codes = [
-            pool.submit(
-                forked,
-                command,
-                log.with_suffix(f".{rank}"),
-                only_starts=True,
-                **common,
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                MASTER_PORT=str(port),
-            )
-            for rank, command in enumerate(commands)
-        ]
-        return all(code.result() == 0 for code in codes)
 
 
 def digest(*values: object) -> str:
-    """Return a hash of values by their texts."""
-    return hashlib.sha256(to_json([str(value) for value in values]).encode()).hexdigest()
+    """Return a hash of plain values and bytes."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
-def fingerprints(run: Path, rows: Path) -> dict[str, tuple[str, Tensor]]:
-    """Return a digest of what a run leaves behind, for each channel, and numbers that round.
-
-    rows: the file of `write_rows`.
-    """
-
-    def read(name: str) -> Any:
-        return json.loads(read_file(run / name)) if (run / name).is_file() else {}
-
-    described = read("run_config.json")
-    labels = sorted(run.glob("*tokenizer*")) + sorted(run.glob("symbols.txt"))
-    last = Checkpointer(run / "checkpoints").find_checkpoint() if run.is_dir() else None
-    state = {} if last is None else torch.load(last.paramfiles["model"], weights_only=True)
-    config = read("bundle/config.json")
-    tested = re.sub(
-        r'"(rtfx|\w*seconds)": [^,}]*', "", to_json(read("summary.json").get("test", {}))
-    )
-    weights = run / "bundle/model.safetensors"
-    exported = load_file(weights) if weights.is_file() else {}
-    formats = sorted(path.name for path in (run / "bundle").glob("*"))
-    return {
-        "rows": (digest(_text(rows)), NO_NUMBERS),
-        "labels": (
-            digest(*map(_text, labels), config.get("normalizer"), described.get("data")),
-            NO_NUMBERS,
-        ),
-        "weights": (digest(*state), sums_of(state)),
-        "results": (digest(tested, config.get("decoder"), formats), sums_of(exported)),
-    }
+def content(file: Path) -> bytes:
+    """Read a file; one that is missing is empty."""
+    return file.read_bytes() if file.is_file() else b""
 
 
-def sums_of(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum and the norm of each tensor."""
-    tensors_as_float = [tensor.double() for _, tensor in sorted(tensors.items())]
-    return torch.tensor([(tensor.sum(), tensor.norm()) for tensor in tensors_as_float])
-
-
-def differ(one: tuple[str, Tensor], other: tuple[str, Tensor]) -> bool:
-    """Return whether fingerprints differ by more than rounding."""
-    (digest_of_one, numbers), (digest_of_other, other_numbers) = one, other
-    if digest_of_one != digest_of_other or numbers.shape != other_numbers.shape:
-        return True
-    return not torch.allclose(numbers, other_numbers, rtol=1e-4, atol=1e-4)
-
-
-def _text(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+def word_about(name: str, output: str) -> str:
+    """Return the first line of an output that names a key; "" if there is none."""
+    names_key = re.compile(rf"`{name}[`.]|override of {name}\b|\b{name}: .* before, ")
+    return next((line.strip() for line in output.splitlines() if names_key.search(line)), "")
 
 
 class Workbench:
-    """Tiny runs of one YAML in a folder."""
+    """Tiny runs of a YAML, in a folder with data and encoders (`make_files`)."""
 
-    def __init__(self, yaml: str, folder: Path, names: Mapping[str, str]) -> None:
-        self.yaml, self.folder = yaml, folder
-        self.names = {**names, **_parts_of(yaml)}
-        self.cache = str(folder / "cache")
-        release = names["RELEASE"]
-        base = parse_change(";".join(option[2:] for option in BASES[yaml]), self.names)
-        self.arguments = [f"hparams/{yaml}.yaml", f"--data_folder={release}", *base]
-        self._finished: dict[str, dict[str, tuple[str, Tensor]]] = {}
+    def __init__(self, yaml: str, work: Path) -> None:
+        self.yaml, self.work = yaml, work
+        self._lock = threading.Lock()
+        self._references: dict[object, tuple[Path, Mapping[Effect, str]]] = {}
 
-    def train(self, run: Path, *options: str, only_starts: bool = False) -> tuple[int, str]:
-        """Return the exit code and the output of a run."""
-        log = run.with_suffix(".log")
-        command = [*self.arguments, f"--output_folder={run}", *options]
-        code = forked(command, log, only_starts=only_starts, SBKIT_CACHE=self.cache)
-        return code, log.read_text("utf-8", errors="replace")
+    def words(self, run: Path, options: Iterable[str]) -> list[str]:
+        """Return the YAML and the options of a run."""
+        names = {"WORK": self.work, "BASE": self.work / self.yaml, "RUN": run}
+        folders = ("--data_folder=WORK/release", "--output_folder=RUN")
+        texts = [*folders, *BASES[self.yaml], *options]
+        for name, folder in names.items():
+            texts = [re.sub(rf"\b{name}\b", str(folder), text) for text in texts]
+        return [f"hparams/{self.yaml}.yaml", *texts]
 
-    def base(self, change: str) -> dict[str, tuple[str, Tensor]]:
-        """Return the fingerprints of the run without another value."""
-        if change not in self._finished:
-            run = self.folder / (self.yaml if not change else digest(change)[:8])
-            code, output = self.train(run, *parse_change(change, self.names))
-            if code != 0:
-                raise SystemExit(f"{self.yaml} {change}: {output[-2000:]}")
-            self._finished[change] = fingerprints(run, run.with_suffix(".rows"))
-        return self._finished[change]
+    def train(
+        self,
+        run: Path,
+        options: Sequence[str] = (),
+        *,
+        differing: Sequence[str] = (),
+        ranks: int = 1,
+        only_starts: bool = False,
+    ) -> CompletedProcess[str]:
+        """Train in a process or two, of which the last one has differing options as well.
 
-    def try_key(self, name: str, key: Key, value: object) -> Trial:
-        """Train with another value of a key, and start other runs again with it."""
-        *without, change = (
-            ["", *other_values(name, key, value)][-2:]
-            if name in VALUES
-            else (
-                "",
-                *(other_values(name, key, value) or [""]),
-            )
+        only_starts: end with 0 before the first step, or before the test.
+        """
+        words, last_words = (
+            ["-c", TRAIN, *["only starts"] * only_starts, *self.words(run, [*options, *more])]
+            for more in ((), differing)
         )
-        options = parse_change(change, self.names)
-        run = self.folder / f"{self.yaml}-{name}"
-        output_folder = self.folder / "other"
-        code, output = self.train(run, *options) if options else (0, "")
-        left = output_folder if name == "output_folder" else run
-        before = self.base(without[0] if without else "")
-        rows = run.with_suffix(".rows")
-        after = fingerprints(left, rows) if options and code == 0 else before
-        seen = frozenset(c for c in CHANNELS if differ(before[c], after[c]))
-        message = _about(name, output, code)
-        shutil.rmtree(left, ignore_errors=True)
-        starts = options and not without[0] and run == left
-        went_on = self._start_again(name, key, options) if starts else {}
-        return Trial(self.yaml, name, key, change, seen, message, went_on)
+        return processes.run(words, ranks=ranks, last_words=last_words)
 
-    def _start_again(self, name: str, key: Key, options: Sequence[str]) -> dict[str, bool]:
-        """Say whether a run goes on with other values: in its epochs, and after them."""
-        went_on: dict[str, bool] = {}
-        for kind, more in (("when resumed", "--number_of_epochs=3"), ("after training", "")):
-            run = self.folder / f"{self.yaml}-{name}-{kind.split()[0]}"
-            shutil.copytree(self.folder / self.yaml, run)
-            for name_of_result in ("bundle", "summary.json"):
-                path = run / name_of_result
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            given = [option for option in (more, *options) if option]
-            went_on[kind] = self.train(run, *given, only_starts=True)[0] == 0
+    def reference(
+        self, options: Sequence[str] = (), ranks: int = 1
+    ) -> tuple[Path, Mapping[Effect, str]]:
+        """Return the folder and the fingerprints of the run that trials are compared with."""
+        with self._lock:
+            identity = (*options, ranks)
+            if identity not in self._references:
+                number = len(self._references)
+                run = self.work / (f"{self.yaml}-{number}" if number else self.yaml)
+                process = self.train(run, options, ranks=ranks)
+                if process.returncode:
+                    raise SbkitError(f"{process.stderr}\nThe run {identity} of {self.yaml} failed.")
+                self._references[identity] = run, fingerprints(run)
+            return self._references[identity]
+
+    def noise(self) -> Set[Effect]:
+        """Return the channels in which two equal runs differ."""
+        run = self.work / f"{self.yaml}-again"
+        self.train(run)
+        return differing_channels(self.reference()[1], fingerprints(run))
+
+    def try_key(self, name: str, key: Key, *, starts: bool) -> Trial:
+        """Train with another value of a key, and start other runs with it if `starts`."""
+        options = WITH.get(name, ())
+        settings = declare_run(*parse_command(self.words(self.work, options))).settings
+        value = settings.get(name)
+        text = VALUES.get(f"{self.yaml}:{name}", VALUES.get(name)) or other_value(value, key.values)
+        if text is None:
+            raise SbkitError(f"{self.yaml}: VALUES lacks another value of `{name}` than {value!r}.")
+        run = self.work / f"{self.yaml}-{name}"
+        change = [*options, f"--{name}={text}"]
+        process = self.train(run, change)
+        word = word_about(name, process.stderr + process.stdout)
+        seen: Set[Effect] = frozenset()
+        if process.returncode == 0:
+            seen = differing_channels(self.reference(options)[1], fingerprints(run))
+        if key.affects and not (seen or word):
+            check = ["-m", "sbkit", "check", *self.words(run, change)]
+            word = word_about(name, processes.run(check).stdout)
+        shutil.rmtree(run, ignore_errors=True)
+        same = f"--{name}={SAME.get(name, text)}"
+        outcomes = self._start(name, key, options, same) if starts else {}
+        if process.returncode and not word:
+            outcomes = {NEW: fails(process)}
+        return Trial(
+            yaml=self.yaml,
+            name=name,
+            key=key,
+            before=to_json(value).replace(str(self.work), "WORK"),
+            value=text,
+            seen=seen,
+            word=word.replace(str(self.work), "WORK"),
+            starts=outcomes,
+        )
+
+    def _start(self, name: str, key: Key, options: Sequence[str], change: str) -> Mapping[str, str]:
+        """Give a value to a stopped run, to an ended one, and to one of two processes."""
+        outcomes: dict[str, str] = {}
+        # Only these end like the run without the value.
+        only_starts = bool(key.affects) and key.may_change != "per process"
+        for kind in (STOPPED, ENDED):
+            if kind == ENDED and kind not in MAY_GO_ON[key.may_change]:
+                continue  # a run that has ended may still be refused for another reason
+            finished, expected = self.reference(options)
+            run = self.work / f"{self.yaml}-{name}-{kind}"
+            shutil.copytree(finished, run)
+            shutil.rmtree(run / "bundle", ignore_errors=True)
+            for file in ("summary.json", "report.html"):
+                (run / file).unlink(missing_ok=True)
+            if kind == STOPPED:  # after its first epoch
+                checkpoints = Checkpointer(run / "checkpoints")
+                last = checkpoints.find_checkpoint()
+                assert last is not None
+                shutil.rmtree(last.path)
+                assert checkpoints.find_checkpoint() is not None
+            process = self.train(run, [*options, change], only_starts=only_starts)
+            outcomes[kind] = outcome_of(process, name, run, {} if only_starts else expected)
             shutil.rmtree(run)
-        if key.may_change == "per process":
-            run = self.folder / f"{self.yaml}-{name}-ranks"
-            command = [*self.arguments, f"--output_folder={run}"]
-            log, port = run.with_suffix(".log"), 20000 + os.getpid() % 20000
-            os.environ["SBKIT_CACHE"] = self.cache
-            went_on[key.may_change] = on_two_ranks([command, [*command, *options]], log, port)
-            shutil.rmtree(run, ignore_errors=True)
-        return went_on
+        run = self.work / f"{self.yaml}-{name}-two"
+        process = self.train(run, options, differing=[change], ranks=2, only_starts=only_starts)
+        is_equal = not only_starts and process.returncode == 0
+        expected = self.reference(options, ranks=2)[1] if is_equal else {}
+        outcomes[TWO_PROCESSES] = outcome_of(process, name, run, expected)
+        shutil.rmtree(run, ignore_errors=True)
+        return outcomes
 
 
-def _parts_of(yaml: str) -> dict[str, str]:
-    """Return a part of the model, and a list of layers, for keys that name parts."""
-    parts = {"codec": "encoder", "tts": "aligner", "vad": "conv"}
-    layers = {"codec": "encoder.blocks", "tts": "text_encoder.blocks", "vad": "conv"}
-    body = {"ctc_pretrained", "ctc_whisper", "whisper"}
-    usual = "Transformer.body.layers" if yaml in body else "Transformer.encoder"
-    usual = "Transformer.encoder.layers" if yaml == "ctc_speechbrain" else usual
-    return {"PART": parts.get(yaml, "CNN"), "LAYERS": layers.get(yaml, usual)}
+def differing_channels(before: Mapping[Effect, str], now: Mapping[Effect, str]) -> Set[Effect]:
+    """Return the channels whose fingerprints differ."""
+    return {channel for channel in before if before[channel] != now[channel]}
 
 
-def _about(name: str, output: str, code: int) -> str:
-    """Return what a run says about a key; of one that fails, its error."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    if code != 0:
-        return (lines or ["nothing was said"])[-1]
-    return next((line for line in lines if f"`{name}`" in line or f"{name}:" in line), "")
+def outcome_of(
+    process: CompletedProcess[str], name: str, run: Path, expected: Mapping[Effect, str]
+) -> str:
+    """Say what a start with another value did; ``expected`` is what it must leave behind."""
+    if process.returncode == 0:
+        changed = differing_channels(expected, fingerprints(run)) if expected else ()
+        return f"{GOES_ON} with other {', '.join(sorted(changed))}" if changed else GOES_ON
+    is_refused = re.search(rf"\b{name}\b", process.stderr) and "Traceback" not in process.stderr
+    return REFUSED if is_refused else fails(process)
 
 
-# ---- verdicts
-
-
-def closure(affects: Sequence[str] | frozenset[str] | Any) -> set[str]:
-    """Return the channels that another value may change: from the first named one on."""
-    first = min((CHANNELS.index(channel) for channel in affects), default=len(CHANNELS))
-    return {*CHANNELS[first:]}
-
-
-def verdict(trial: Trial) -> str:
-    """Say what is wrong with the declaration of a key; "" if nothing is."""
-    key, faults = trial.declared, list[str]()
-    if (more := trial.seen - closure(key.affects)) and trial.key not in ROUNDING:
-        faults.append(f"changes {', '.join(sorted(more))}")
-    missing = sorted(key.affects - trial.seen)
-    if missing and not trial.message and trial.key not in UNSEEN:
-        faults.append(f"does not change {', '.join(missing)}, without a word")
-    is_equal = not trial.seen and not trial.message  # a value without an effect may be allowed
-    may = {
-        "never": set[str](),
-        "when resumed": {"when resumed"},
-        "after training": {"when resumed", "after training"},
-        "per process": {"when resumed", "after training", "per process"},
-    }[key.may_change]
-    if not key.affects:
-        may = may | {"when resumed", "after training"}
-    for kind, goes_on in trial.went_on.items():
-        if goes_on and kind not in may and not is_equal:
-            faults.append(f"a run goes on {kind}")
-        if not goes_on and kind in may:
-            faults.append(f"a run is refused {kind}")
-    return "; ".join(faults)
-
-
-# ---- the page
-
-PAGE = """\
-# What each key changes
-
-<!-- `python -m tools.key_effects --out docs/reference/key-effects.md` writes this page. -->
-
-Each row is a tiny run on a CPU, of sixteen prompts and two epochs, with another value of one key.
-*Declared* is what [Keys](keys.md) says: what another value changes first, and when a run goes on
-with it. *Seen* is what differed from the run without it: the rows of the data, the labels, the
-weights after the last step, or the results and the bundle; what follows from a declared change may
-differ, too. A run was also started again with the value, before its last epoch and after it, and by
-two processes of which one has it. Where nothing was seen, the last column says why, or what the run
-said. A key is tried in the first YAML of its recipe that has it.
-"""
-
-
-def row_of(trial: Trial) -> str:
-    """Return a row of the page."""
-    declared = (
-        f"{', '.join(sorted(trial.declared.affects)) or 'nothing'}; {trial.declared.may_change}"
-    )
-    seen = ", ".join(channel for channel in CHANNELS if channel in trial.seen) or "nothing"
-    word = ROUNDING.get(trial.key) or (trial.message or UNSEEN.get(trial.key, "")) * (
-        not trial.seen
-    )
-    word = re.sub(r"/tmp/\S*/", "", word)[:160]
-    change = f"`{trial.change}`" if trial.change else ""
-    cells = (trial.yaml, f"`{trial.key}`", change, declared, seen, verdict(trial) or word)
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
-
-
-def page_of(trials: Sequence[Trial]) -> str:
-    """Return the page."""
-    columns = ("YAML", "key", "tried", "declared", "seen", "said")
-    head = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
-    return f"{PAGE}\n" + "\n".join([*head, *map(row_of, trials)]) + "\n"
+def fails(process: CompletedProcess[str]) -> str:
+    """Say with which error a process failed."""
+    return "fails: " + (process.stderr.strip() or process.stdout.strip()).rpartition("\n")[2]
 
 
 # ---- all keys
 
 
-def make_files(folder: Path) -> dict[str, str]:
-    """Write releases, tables, texts and encoders for the trials; return their names."""
+def make_files(work: Path) -> None:
+    """Write the corpora, tables, texts and encoders that the trials read."""
     prompts = prepare_prompts(language="en")
-    release = make_workplace(prompts, folder).release
-    for table in release.glob("*.tsv"):  # of two speakers
-        lines = table.read_text("utf-8").splitlines()
-        lines[1::2] = [line.replace("allison", "ben") for line in lines[1::2]]
-        table.write_text("\n".join(lines) + "\n", "utf-8")
-    (folder / "moved").symlink_to(release)
-    frames: dict[str, Any] = FRAMES
-    make_folder(folder / "tiny", **frames)
-    make_folder(folder / "tiny2", **frames, hidden_size=32)
-    make_whisper(folder / "whisper", seconds=30, max_tokens=120)
-    (folder / "lm.txt").write_text("please enter your number\nthank you for calling\n" * 20)
-    rows = [
-        line.split("\t") for line in (release / "train.tsv").read_text("utf-8").splitlines()[1:]
-    ]
-    clips = [f"{release}/clips/{path},{text},speaker-{n}" for n, (_, path, text) in enumerate(rows)]
-    (folder / "all.csv").write_text("\n".join(["path,text,speaker", *clips]) + "\n", "utf-8")
-    return {"FOLDER": str(folder), "RELEASE": str(release), "BASE": "ctc"}
+    release = make_workplace(prompts, work, COUNTS).release
+    make_workplace(prompts, work / "other", {**COUNTS, "train": 6})
+    for split in COUNTS:
+        rows = rows_of(release / f"{split}.tsv")
+        columns = [("jane" if n % 3 else "eve", *[*row.values()][1:]) for n, row in enumerate(rows)]
+        lines = ["\t".join(line) for line in (tuple(rows[0]), *columns)]
+        (release / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+        lines = [f"release/clips/{path},{text},{n}" for n, (_, path, text) in enumerate(columns)]
+        (work / f"{split}.csv").write_text("\n".join(["path,text,speaker", *lines]) + "\n")
+        (work / "copy").mkdir(exist_ok=True)
+        shutil.copy(work / f"{split}.csv", work / "copy")
+    shutil.copytree(release, work / "copy/release")
+    (work / "lm.txt").write_text("please enter your number\nthank you for calling\n" * 20)
+    for folder, size in (("tiny", 24), ("tiny2", 32)):
+        make_folder(work / folder, "wav2vec2", **FRAMES, hidden_size=size)
+    make_whisper(work / "whisper", seconds=30, max_tokens=120)
 
 
-def keys_to_try(yamls: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the keys of each YAML that no earlier one of its recipe has."""
-    tried: dict[str, set[str]] = {}
-    for yaml in yamls:
-        yaml, _, chosen = yaml.partition(":")
-        file = ROOT / f"hparams/{yaml}.yaml"
-        declared = declared_keys(file)
-        document = read_document(file)
-        names = {*document.own_keys & declared.keys(), *_without_a_line(declared, document.root)}
-        recipe = str(document.root["recipe"])
-        new = names - tried.setdefault(recipe, set())
-        tried[recipe] |= names
-        yield yaml, chosen.split(",") if chosen else sorted(new)
+def try_all(
+    yamls: Sequence[str], names: Collection[str], work: Path, *, repeats: bool
+) -> Iterator[Trial]:
+    """Try each key in the first YAML where the same code reads it, and its starts only once."""
+    make_files(work)
+    benches = {yaml: Workbench(yaml, work) for yaml in {"ctc": None, **dict.fromkeys(yamls)}}
+    benches["ctc"].reference()  # a detector reads it
+    tried, started = set[Hashable](), set[str]()
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for yaml in yamls:
+            if noise := benches[yaml].noise():
+                raise SbkitError(f"Two equal runs of {yaml} differ in {', '.join(noise)}.")
+            trials = []
+            for name, key, readers in keys_of(yaml):
+                is_new = (repeats or readers not in tried) and name not in UNSEEN
+                if is_new and (not names or name in names):
+                    starts = name not in started
+                    try_key = partial(benches[yaml].try_key, name, key, starts=starts)
+                    trials.append(pool.submit(try_key))
+                    tried.add(readers)
+                    started.add(name)
+            for trial in trials:
+                yield trial.result()
 
 
-def _without_a_line(declared: Mapping[str, Key], root: Mapping[str, Any]) -> set[str]:
-    """Return the keys with a default that a YAML leaves out."""
-    settings = read_spec(ROOT / "hparams/ctc.yaml").settings
-    return {name for name in declared if name not in root and name in {*settings}}
+# ---- the page
+
+TITLE = """# What each key changes
+
+<!-- `python -m tools.key_effects --out docs/reference/key-effects.md` writes this page. -->
+
+Each row is a run of eight prompts and two epochs on a CPU with another value of one key, compared
+with the run that lacks the value. A row stands for all YAMLs in which the same code reads the key.
+Other starts are tried in the first of them.
+
+- **value**: before, and as tried. `WORK` is the folder of all trials, `BASE` the run that it is
+  compared with, `RUN` its own folder.
+- **declared**: what another value changes first, and when a run goes on with it
+  ([Keys](keys.md) explains these words).
+- **seen**: what differed: *rows* (ids, transcripts and lengths of all clips), *labels* (the file of
+  labels, and all other columns, such as normalized transcripts), *weights* (of the last
+  checkpoint), *results* (the figures and texts of the test, and the bundle).
+- **other starts**: what the value did to a run that was stopped after its first epoch, to one that
+  ended without its test, and to one of two processes. With a key that changes nothing, the first
+  two end as they do without it; with one that may differ per process, all three do.
+- **said**: what the run or `sbkit check` says about the key. One without an effect is named.
+"""
+NOT_TRIED = "\n## Keys that are not tried\n\nSo small a run on a CPU cannot show what they do.\n\n"
 
 
-def try_all(yamls: Sequence[str], folder: Path, show: Callable[[str], object]) -> list[Trial]:
-    """Try the keys of YAMLs, two at a time."""
-    names = make_files(folder)
-    trials: list[Trial] = []
-    for yaml, keys in keys_to_try(yamls):
-        bench = Workbench(yaml, folder, {**names, "BASE": yaml})
-        first, again = bench.base(""), bench.base("seed=3407")
-        if noise := [c for c in CHANNELS if differ(first[c], again[c])]:
-            raise SystemExit(f"{yaml}: two equal runs differ in {', '.join(noise)}")
-        declared = declared_keys(ROOT / f"hparams/{yaml}.yaml")
-        settings = dict(read_spec(*parse_command(bench.arguments)).settings.items())
-        declarations, values = ([m.get(name) for name in keys] for m in (declared, settings))
-        with ThreadPoolExecutor(2) as pool:
-            for trial in pool.map(bench.try_key, keys, declarations, values):
-                trials.append(trial)
-                show(row_of(trial))
-    return trials
+def row_of(trial: Trial) -> str:
+    """Return a row of the table."""
+    key = trial.key
+    starts = [f"{kind}: {outcome}" for kind, outcome in trial.starts.items()]
+    cells = (
+        *(trial.yaml, f"`{trial.name}`", f"`{trial.before}` → `{trial.value}`"),
+        f"{', '.join(sorted(key.affects)) or 'nothing'}; {key.may_change}",
+        ", ".join(channel for channel in CHANNELS if channel in trial.seen) or "nothing",
+        *(
+            "<br>".join(starts),
+            LATER.get(trial.name, trial.word),
+            "<br>".join(faults_of(trial)) or "right",
+        ),
+    )
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def page_of(trials: Iterable[Trial]) -> str:
+    """Return the page."""
+    columns = ("YAML", "key", "value", "declared", "seen", "other starts", "said", "verdict")
+    table = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *map(row_of, trials)]
+    reasons = ["| key | why |", "| --- | --- |", *(f"| `{k}` | {v} |" for k, v in UNSEEN.items())]
+    return "\n".join([TITLE, *table, NOT_TRIED, *reasons, ""])
 
 
 def main() -> int:
     """Print a row for each key; return 1 if the declaration of one is wrong."""
     parser = argparse.ArgumentParser("key_effects", description=__doc__.partition("\n")[0])
+    parser.add_argument("--keys", default="", help="only these keys, such as lr,seed")
+    parser.add_argument("--all", action="store_true", help="try a key in each YAML that has it")
     parser.add_argument("--out", type=Path, help="the page to write")
-    parser.add_argument("yamls", nargs="*", default=[*BASES])
+    parser.add_argument("yamls", nargs="*", type=Path, metavar="YAML", help="of hparams/")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="key_effects_") as folder:
-        trials = try_all(options.yamls, Path(folder), lambda row: print(row, flush=True))
+    yamls = [file.stem for file in options.yamls] or [*BASES]
+    trials: list[Trial] = []
+    with TemporaryDirectory(prefix="key_effects_") as folder:
+        os.environ["SBKIT_CACHE"] = f"{folder}/cache"
+        names = {*filter(None, options.keys.split(","))}
+        for trial in try_all(yamls, names, Path(folder), repeats=options.all):
+            print(row_of(trial), flush=True)
+            trials.append(trial)
     if options.out:
         options.out.write_text(page_of(trials), encoding="utf-8")
-    wrong = [f"{trial.yaml} {trial.key}: {verdict(trial)}" for trial in trials if verdict(trial)]
-    print(*wrong, f"{len(trials)} keys, {len(wrong)} wrong", sep="\n")
+    wrong = [f"{t.yaml}: {t.name} {fault}" for t in trials for fault in faults_of(t)]
+    print(*wrong, f"{len(trials)} keys, {len(wrong)} faults", sep="\n")
     return int(bool(wrong))
 
 

@@ -111,6 +111,7 @@ class TtsRecipe(CorpusRecipe, TtsTask):
             Text(name="one language tag", advice="Train a voice for each language.")
         ),
         "symbols": label_key(OneOf(values=SYMBOL_TYPES, advice="phonemes need espeak-ng.")),
+        "hop": label_key(),  # the pitch of each frame is a column of the data
         "longest_symbol": Key(Range(low=0.1, advice="0.6 s is usual.")),
         **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), Key(NonNegative)),
         "segment_frames": Key(Range(low=4, integer=True, advice="32 frames are 0.8 s.")),
