@@ -107,6 +107,8 @@ VALUES: Mapping[str, str] = {
     "keep_tags": '["[noise]"]',
     "token_type": "bpe",
     "vocab_size": "40",
+    "level": "none",
+    "encoder_module": "transformer",
     "speeds": "[0.8]",
     "mix": "{train: 0.5}",
     "min_seconds": "1.3",
