@@ -137,7 +137,7 @@ VALUES: Mapping[str, str] = {
     "whisper:layer_decay": "{Transformer.body.layers: 0.5}",
     "number_of_epochs": "3",
     "max_minutes": "100",
-    "optimizer_step_limit": "2",
+    "optimizer_step_limit": "4",
     "early_stopping": "0",
     "valid_interval_steps": "1",
     "warmup_fraction": "0.9",
