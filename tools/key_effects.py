@@ -31,11 +31,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import run_main
-from sbkit.base.ranges import UNCHECKED, Constraint, OneOf
+from sbkit.base.ranges import Constraint, OneOf
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.config.document import Keys
 from sbkit.config.hparams import RECIPE, read_spec
-from sbkit.config.keys import Effect, Key
+from sbkit.config.keys import REQUIRED, Effect, Key
 from sbkit.config.overrides import parse_command
 from sbkit.data.manifest import CHANNEL_FAULT
 from sbkit.data.shard import AUDIO
@@ -107,7 +107,9 @@ VALUES: Mapping[str, str] = {
     "keep_tags": '["[noise]"]',
     "token_type": "bpe",
     "vocab_size": "40",
-    "speeds": "[1.0]",
+    "level": "none",
+    "encoder_module": "transformer",
+    "speeds": "[0.8]",
     "mix": "{train: 0.5}",
     "min_seconds": "1.3",
     "max_seconds": "1.5",
@@ -134,16 +136,12 @@ VALUES: Mapping[str, str] = {
     "ctc_whisper:layer_decay": "{Transformer.body.layers: 0.5}",
     "whisper:layer_decay": "{Transformer.body.layers: 0.5}",
     "number_of_epochs": "3",
-    "max_minutes": "0.0001",
-    "optimizer_step_limit": "2",
+    "max_minutes": "100",
+    "optimizer_step_limit": "4",
     "early_stopping": "0",
     "valid_interval_steps": "1",
     "warmup_fraction": "0.9",
     "max_grad_norm": "0.01",
-    "debug": "true",
-    "debug_batches": "1",
-    "debug_epochs": "1",
-    "ckpt_interval_steps": "2",
     "num_decoder_layers": "2",
     "decoder": "null",
     "lm_text": "WORK/lm.txt",
@@ -172,7 +170,6 @@ WITH: Mapping[str, Sequence[str]] = {
     "vocab_size": ("--token_type=bpe", "--vocab_size=30"),
     "token_type": ("--token_type=unigram", "--vocab_size=30"),
     "ema_decay": ("--average_checkpoints=1",),
-    "keep_better_start": ("--init_from=BASE",),
     "early_stopping": ("--lr=1e-6", "--number_of_epochs=4", "--early_stopping=1"),
 }
 # Why the first channel differs only in other runs
@@ -190,6 +187,7 @@ UNSEEN: Mapping[str, str] = {
     "nonfinite_patience": "counts after a loss that is not finite",
     "eval_batch_seconds": "decides how recordings are cut that are longer than its prompts",
     "init_from_differs": "a run without it is refused",
+    "keep_better_start": "counts for a run that ends worse than it started",
     "shuffle_shards": "counts for more than one shard",
     "encoder_config": "it is that of the pretrained encoder, which may be another one",
     "pretrained_revision": "a folder has no revisions",
@@ -277,7 +275,7 @@ def keys_of(yaml: str) -> Iterator[tuple[str, Key, Hashable]]:
         readers.setdefault(argument.key, set()).add((argument.builder, argument.path[-1]))
     for name in {**values, **declared}:
         key = declared.get(name, Key())
-        if name in spec.tree or key.type is not UNCHECKED:
+        if name in spec.tree or key.default is not REQUIRED:
             readers_of_key = frozenset(readers.get((name,), ()))
             recipe = None if name == RECIPE else values[RECIPE]
             yield name, key, (recipe, name, readers_of_key)
