@@ -35,7 +35,7 @@ from sbkit.base.ranges import Constraint, OneOf
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.config.document import Keys
 from sbkit.config.hparams import RECIPE, read_spec
-from sbkit.config.keys import REQUIRED, Effect, Key
+from sbkit.config.keys import KEYS, REQUIRED, Effect, Key
 from sbkit.config.overrides import parse_command
 from sbkit.data.manifest import CHANNEL_FAULT
 from sbkit.data.shard import AUDIO
@@ -277,8 +277,8 @@ def keys_of(yaml: str) -> Iterator[tuple[str, Key, Hashable]]:
         key = declared.get(name, Key())
         if name in spec.tree or key.default is not REQUIRED:
             readers_of_key = frozenset(readers.get((name,), ()))
-            recipe = None if name == RECIPE else values[RECIPE]
-            yield name, key, (recipe, name, readers_of_key)
+            is_general = name == RECIPE or key is KEYS.get(name)  # one code reads it in any run
+            yield name, key, (None if is_general else values[RECIPE], name, readers_of_key)
 
 
 # ---- runs
