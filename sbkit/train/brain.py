@@ -198,9 +198,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         # `hparams` lacks the defaults: recipes of SpeechBrain ask which keys it has.
         declared = self.settings = with_defaults(settings)
         options = read_run_options(settings, run_opts)
-        placement = resolve_placement(
-            options.get("device"), options.get("precision") or declared["precision"]
-        )
+        precision = options.get("precision", declared["precision"])
+        placement = resolve_placement(options.get("device"), precision)
         if options.get("device") is None and placement.device.type == "cpu":
             warn_of_unused_gpu("torch")
         eval_precision = options.get("eval_precision", declared["eval_precision"])
