@@ -213,7 +213,7 @@ def add_task(copy: Path) -> None:
         subprocess.run(["ruff", *words, str(task), str(recipe)], check=True)
 
 
-def tests_of(name: str) -> list[str]:
+def named_tests(name: str) -> list[str]:
     """Return the tests that the page names: those of the row, and those of the house."""
     page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"(?m)^\| {name} \|.*\| `([^`]*)` \|$", page)
@@ -253,4 +253,4 @@ def test_addition_as_the_page_says_is_green(name: str, tmp_path: Path) -> None:
     for words in (["format", "--check"], ["check"]):
         run("ruff", *words, ".")
     tests = ("-m", "not slow and not ddp and not browser and not release", "--skip-missing")
-    run("pytest", "-q", "-n", "2", "--dist", "loadscope", *tests, *tests_of(name))
+    run("pytest", "-q", "-n", "2", "--dist", "loadscope", *tests, *named_tests(name))

@@ -46,7 +46,7 @@ REQUIRED = object()  # the default of a key that a YAML must have
 
 @dataclass(frozen=True)
 class Condition:
-    """What the value of another key must be for a key to have an effect."""
+    """What the value of another key must be; it is pickled with a run."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -54,12 +54,12 @@ class Condition:
 
 def above(limit: float) -> Condition:
     """Return the condition that a number is above a limit."""
-    return Condition(f"above {limit:g}", lambda value: _is_number(value) and value > limit)
+    return Condition(f"above {limit:g}", partial(_is_ordered, low=limit))
 
 
 def below(limit: float) -> Condition:
     """Return the condition that a number is below a limit."""
-    return Condition(f"below {limit:g}", lambda value: _is_number(value) and value < limit)
+    return Condition(f"below {limit:g}", partial(_is_ordered, high=limit))
 
 
 def one_of(*values: object) -> Condition:
@@ -67,14 +67,16 @@ def one_of(*values: object) -> Condition:
     return Condition(" or ".join(map(str, values)), values.__contains__)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _is_ordered(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+    return isinstance(value, int | float) and low < value < high
+
+
+def _has_all(value: object) -> bool:
+    return isinstance(value, Mapping) and "all" in value
 
 
 IS_SET = Condition("set", bool)
-HAS_ALL = Condition(
-    "a mapping with `all`", lambda value: isinstance(value, Mapping) and "all" in value
-)
+HAS_ALL = Condition("a mapping with `all`", _has_all)
 SOME_NAMES = MappingOf(item=UNCHECKED, may_be_empty=False)
 
 

@@ -127,8 +127,8 @@ MUTATIONS = [
     ),
     mutation(
         "a misspelled setting that the data needs",
-        error("run", "speedz", "`speeds`, which is not in the YAML", "Is `speedz` meant for it?"),
-        text=(("\nspeeds: ", "\nspeedz: "),),
+        error("run", "min_secondz", "`min_seconds`, which is not in the YAML", "Is `min_secondz`"),
+        text=(("\nmin_seconds: ", "\nmin_secondz: "),),
     ),
     mutation(
         "a setting that only a replaced part of the base read",
