@@ -342,7 +342,7 @@ class Convolution(nn.Module):
 class DepthwiseConv(FrameConv):
     """Convolve each channel over neighboring frames: (B, U, D) -> same."""
 
-    def __init__(self, channels: int, kernel_size: int) -> None:
+    def __init__(self, channels: int, kernel_size: PositiveCount) -> None:
         if kernel_size % 2 == 0:
             raise ConfigError(f"`kernel_size` must be odd, but is {kernel_size}.")
         super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
