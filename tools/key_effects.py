@@ -104,7 +104,6 @@ VALUES: Mapping[str, str] = {
     "columns": "{text: path}",
     "split_shares": "{dev: 0.4, test: 0.2}",
     "text": "{case: keep}",
-    "keep_tags": "[noise]",
     "token_type": "bpe",
     "vocab_size": "40",
     "level": "none",
@@ -187,6 +186,8 @@ SAME: Mapping[str, str] = {
 UNSEEN: Mapping[str, str] = {
     "decoder": "an object; its arguments refer to keys",
     "encoding": "its prompts are ASCII",
+    "keep_tags": "its prompts have no tags",
+    "symbols": "phonemes need espeak-ng",
     "compile": "it needs a compiler, and minutes",
     "grad_accumulation_factor": "only rounding differs, as tests/test_ranks.py says",
     "nonfinite_patience": "counts after a loss that is not finite",
