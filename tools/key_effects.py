@@ -161,6 +161,7 @@ VALUES: Mapping[str, str] = {
 # What both runs of a trial also have
 WITH: Mapping[str, Sequence[str]] = {
     "mix": (
+        "--data_folder=null",
         "--manifest={train: WORK/release/train.tsv, train-b: WORK/other/release/train.tsv, "
         "dev: WORK/release/dev.tsv, test: WORK/release/test.tsv}",
     ),
