@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -137,13 +138,18 @@ def add_error_rate(copy: Path) -> None:
 
 def add_augmentation(copy: Path) -> None:
     edit(copy / "sbkit/audio/augment.py", ("", AUGMENTATION))
-    edit(
-        copy / "hparams/ctc_speechbrain.yaml",
-        (
-            "spec_augment: !new:",
-            "invert_polarity: !new:sbkit.audio.augment.InvertPolarity\n    prob: 0.5\n\n",
-        ),
+    yaml = copy / "hparams/ctc_speechbrain.yaml"
+    content = yaml.read_text()
+    before = "wave_augment: !new:sbkit.audio.augment.AddPauses\n"
+    start, _, rest = content.partition(before)
+    pauses, end, rest = rest.partition("\n\n")
+    assert end, content
+    parts = (
+        "wave_augment: !new:sbkit.audio.augment.Compose\n    parts:\n"
+        "        - !new:sbkit.audio.augment.InvertPolarity\n            prob: 0.5\n"
+        "        - !new:sbkit.audio.augment.AddPauses\n"
     )
+    yaml.write_text(start + parts + indent(pauses, " " * 8) + end + rest)
 
 
 def add_format(copy: Path) -> None:
