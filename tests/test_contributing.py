@@ -168,7 +168,7 @@ def add_loss(copy: Path) -> None:
     edit(copy / "sbkit/models/loss.py", ("", LOSS))
     recipe = copy / "recipes/vad/recipe.py"
     before = "        return Loss(sums * batch.weights, mask"
-    entropies = "        sums = sums + 0.01 * frame_entropy(log_probs, mask)\n"
+    entropies = "        sums = sums + 0.0 * frame_entropy(log_probs, mask)\n"
     edit(recipe, (before, entropies))
     content = recipe.read_text()
     imported = "from sbkit.models.loss import Loss"
@@ -214,6 +214,7 @@ def add_task(copy: Path) -> None:
     yaml = (example / "language_id.yaml").read_text()
     yaml = yaml.replace("language_id_recipe.", "recipes.language_id.recipe.")
     yaml = yaml.replace("!new:language_id.", "!new:sbkit.tasks.language_id.model.")
+    yaml = re.sub(r"(?m)^(\w+: .*?)  # .*", r"\1", yaml)  # or in the words of their keys
     (copy / "hparams/language_id.yaml").write_text(yaml)
     for words in (["check", "--fix", "-q"], ["format", "-q"]):  # unused and unsorted imports
         subprocess.run(["ruff", *words, str(task), str(recipe)], check=True)
@@ -223,7 +224,7 @@ def named_tests(name: str) -> list[str]:
     """Return the tests that the page names: those of the row, and those of the house."""
     page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"(?m)^\| {name} \|.*\| `([^`]*)` \|$", page)
-    (command,) = re.findall(r"`tools/test quick (tests/\S.*)`", page)
+    (command,) = re.findall(r"`tools/test quick (tests/[^`]*)`", page)
     return [*row.split(), *command.split()[2:]]  # the command has those of a corpus first
 
 
