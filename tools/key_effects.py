@@ -37,7 +37,7 @@ from sbkit.config.document import Keys
 from sbkit.config.hparams import RECIPE, read_spec
 from sbkit.config.keys import KEYS, REQUIRED, Effect, Key
 from sbkit.config.overrides import parse_command
-from sbkit.data.manifest import CHANNEL_FAULT
+from sbkit.data.manifest import CHANNEL_FAULT, MIX_SOURCE
 from sbkit.data.shard import AUDIO
 from sbkit.evaluate.run_results import read_json
 from sbkit.run.run import Run
@@ -49,7 +49,7 @@ from tests.runs import SHORT, TINY, TINY_CODEC, TINY_VOICE, make_workplace, rows
 
 CHANNELS: tuple[Effect, ...] = ("rows", "labels", "weights", "results")  # each makes the next ones
 ROWS_COLUMNS = ("id", "sentence", "samples")
-UNCOMPARED_COLUMNS = (AUDIO, CHANNEL_FAULT)
+UNCOMPARED_COLUMNS = (AUDIO, CHANNEL_FAULT, MIX_SOURCE)
 LABEL_FILES = ("tokenizer.model", "symbols.txt", "decoder_tokenizer.json")
 NO_EFFECT = re.compile("has no effect|Nothing in this run reads")
 CLOCK_FIGURES = re.compile(r'"(rtfx|\w*seconds)": [^,}]*')
