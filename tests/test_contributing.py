@@ -78,7 +78,7 @@ LOSS = '''
 
 def frame_entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of the entropies of the frames of each clip: (B, U, V), (B, U) -> (B,)."""
-    return -((log_probs.exp() * log_probs).sum(2) * mask).sum(1)
+    return (torch.special.entr(log_probs.exp()).sum(2) * mask).sum(1)
 '''
 
 
