@@ -114,10 +114,7 @@ def add_error_rate(copy: Path) -> None:
     edit(
         copy / "sbkit/evaluate/wer.py",
         ("    utterances: int = 0\n", "    sentences: ErrorCounts = ErrorCounts()\n"),
-        (
-            "}\n\n\n@dataclass(frozen=True, kw_only=True, slots=True)\nclass TextErrors",
-            '    "SER": ErrorRate("sentences"),\n',
-        ),
+        ('    "CER": ErrorRate("characters"),\n', '    "SER": ErrorRate("sentences"),\n'),
         (
             "    return TextErrors(words=words,",
             "    sentences = _count_edits([reference], [hypothesis])\n",

@@ -37,9 +37,6 @@ class Constraint(Container[object]):
 
     advice: str = ""
 
-    def __contains__(self, value: object) -> bool:
-        raise NotImplementedError
-
     def advice_for(self, value: object) -> str:
         """Say how to correct a value."""
         return self.advice
@@ -282,9 +279,10 @@ PLAIN_KINDS: Mapping[Any, Constraint] = {
 
 def takes_text(constraint: Constraint) -> bool:
     """Return whether a constraint allows any text, perhaps within lists and mappings."""
+    if isinstance(constraint, Text):
+        return constraint.name == Text.name  # YAML reads no path or tag as something else
     parts = getattr(constraint, "parts", None) or [getattr(constraint, "item", None)]
-    is_text = isinstance(constraint, Texts) or constraint == Text(advice=constraint.advice)
-    return is_text or any(takes_text(part) for part in parts if part is not None)
+    return isinstance(constraint, Texts) or any(map(takes_text, filter(None, parts)))
 
 
 def takes_mapping(constraint: Constraint) -> bool:

@@ -8,6 +8,7 @@ annotation.
 import math
 import pydoc
 from collections.abc import Callable, Iterator, Mapping, Set
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from inspect import signature
@@ -421,8 +422,8 @@ def _annotated(function: Callable[..., Any]) -> Iterator[tuple[str, Constraint]]
 def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return values with the defaults of the keys that they lack; those of a YAML lack none."""
     lacking = KEYS.keys() - {*values}  # this marks no key of `Settings` as read
-    defaults = {name: KEYS[name].default for name in lacking}
-    defaults = {name: default for name, default in defaults.items() if default is not REQUIRED}
+    declared = {name: KEYS[name].default for name in lacking}
+    defaults = {name: deepcopy(d) for name, d in declared.items() if d is not REQUIRED}
     return {**defaults, **values} if defaults else values
 
 

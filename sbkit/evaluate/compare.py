@@ -240,7 +240,7 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
             if row.get(SEEN) is not None:
                 yield f"  {row['letter']}: {describe_seen(row[SEEN])}"
         if figures["changed"]:
-            yield f"  changed most, in {units[0].removesuffix('s')} errors:"
+            yield f"  changed most, in {'word' if 'WER' in rates else 'character'} errors:"
         for change in figures["changed"]:
             in_a, in_b = change["errors"]
             yield f"    {change['id']}: {in_a} in A, {in_b} in B"

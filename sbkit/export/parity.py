@@ -207,8 +207,10 @@ class Comparison:
         if self.integer_mismatches > MAX_INTEGER_MISMATCH_SHARE * self.integers:
             reasons.append(f"{self.integer_mismatches} of {self.integers} integers differ")
         by_words = self.bundle.config.has_words
-        name, rate = next(iter(self.errors.rates(by_words=by_words).items()))
-        trained_rate = self.trained_errors.rates(by_words=by_words)[name]
+        name = "WER" if by_words else "CER"
+        rate, trained_rate = (
+            errors.rates(by_words=by_words)[name] for errors in (self.errors, self.trained_errors)
+        )
         # Rounded, because 4 of 400 words are a bit above 0.01.
         if round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE:
             reasons.append(

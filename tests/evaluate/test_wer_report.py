@@ -1,12 +1,13 @@
 """Results as text with the worst utterances first, and as lines for programs."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.evaluate.wer import ERROR_RATES, ScoredUtterance
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
@@ -27,14 +28,23 @@ SPLIT = [
 ]
 
 
+def by_rate(entries: Iterable[str]) -> dict[str, str]:
+    """Return what each entry says behind the name of its rate."""
+    return dict(entry.split(" ", 1) for entry in entries)
+
+
 def test_write_wer_writes_the_worst_first(tmp_path: Path) -> None:
     write_wer(tmp_path / "wer_test.txt", iter(SPLIT), figures_of_test_set(SPLIT))
     totals, legend, *utterances = (tmp_path / "wer_test.txt").read_text().split("\n\n")
-    assert totals.startswith("WER 55.56 % (5 errors / 9 words: 3 S, 1 D, 1 I)\nCER 30.95 % (13 ")
+    of_rate = by_rate(totals.splitlines())
+    assert [*of_rate] == [*ERROR_RATES]
+    assert of_rate["WER"] == "55.56 % (5 errors / 9 words: 3 S, 1 D, 1 I)"
+    assert of_rate["CER"].startswith("30.95 % (13 ")
     ids = [text.partition(":")[0] for text in utterances]
     assert ids == ["a_short", "b_long", "d_silent", "c_right"]
-    assert "WER 50.00 % (2 / 4), CER 25.00 % (5 / 20)" in utterances[1]
-    *_, hypothesis, marks = utterances[1].splitlines()
+    head, *_, hypothesis, marks = utterances[1].splitlines()
+    of_rate = by_rate(head.partition(": ")[2].split(", "))
+    assert (of_rate["WER"], of_rate["CER"]) == ("50.00 % (2 / 4)", "25.00 % (5 / 20)")
     assert hypothesis.split()[1:] == ["please", "told", "***", "line"] and marks.split() == [
         "S",
         "D",
@@ -93,8 +103,10 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
     write_results(tmp_path, "test", scored, figures)
     worst, other = (tmp_path / "wer_test.txt").read_text().split("\n\n")[2:]
-    assert worst.startswith("b: CER 100.00 % (2 / 2)")
-    assert other.startswith("a: CER 20.00 % (1 / 5)")
+    heads = [text.splitlines()[0].partition(": ") for text in (worst, other)]
+    assert [head[0] for head in heads] == ["b", "a"]
+    cers = [by_rate(head[2].split(", "))["CER"] for head in heads]
+    assert cers == ["100.00 % (2 / 2)", "20.00 % (1 / 5)"]
     assert other.splitlines()[1:] == [
         "  reference   今天天气好",
         "  hypothesis  今天**气好",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
+from sbkit.evaluate import wer
 from sbkit.export import onnx_format, sherpa_format
 from sbkit.export.export import export_run
 from sbkit.export.formats import declared_formats
@@ -143,7 +144,10 @@ def test_trace_refuses_a_module_that_depends_on_its_example(
     assert not capsys.readouterr().err
 
 
-def test_comparison_counts_word_errors_of_test_clips(tmp_path: Path) -> None:
+def test_comparison_counts_word_errors_of_test_clips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is on the WER, also if it is not the first rate."""
     bundle, tokenizer, model = tone_bundle(tmp_path)
     right, wrong = (
         BatchLogProbs(model.encode([speak(tokenizer, text)])[0].log_probs[None], np.array([24]))
@@ -154,6 +158,8 @@ def test_comparison_counts_word_errors_of_test_clips(tmp_path: Path) -> None:
     comparison.add(Case(np.zeros((1, 1)), np.ones(1), "a clip", [{"text": "the dogs"}]), right)
     assert comparison.trained_errors.words.errors == 0 and comparison.errors.words.errors == 1
     assert comparison.num_different == 1
+    monkeypatch.setattr(wer, "ERROR_RATES", dict(reversed(wer.ERROR_RATES.items())))
+    assert comparison.reasons()[-1].startswith("WER is 50.00 %, ")
 
 
 CODES, SIGNAL = np.zeros((2, 500), np.int64), np.zeros((2, 9), np.float32)
