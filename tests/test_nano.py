@@ -59,7 +59,7 @@ def test_losses_and_texts_are_those_of_train_py(
     for num_threads in two_thread_counts:
         torch.set_num_threads(num_threads)
         model = nano.make_model(nano.NUM_SPECIAL + len(characters), dropout=0.0)
-        nano_losses = [*islice(nano.train(model, clips, characters, NUM_EPOCHS), NUM_STEPS)]
+        nano_losses = [*islice(nano.fit(model, clips, characters, NUM_EPOCHS), NUM_STEPS)]
         differences = abs(np.divide(nano_losses, losses) - 1)
         print(f"{num_threads} threads: the losses differ by up to {differences.max():.1e}")
         assert differences.max() < 1e-4
@@ -81,7 +81,7 @@ def test_the_command_trains_and_prints_the_word_errors(
     read_clips = nano.read_clips
     num_words = sum(len(clip.text.split()) for clip in islice(read_clips("test"), 3))
     monkeypatch.setattr(nano, "read_clips", lambda split: islice(read_clips(split), 3))
-    monkeypatch.setattr(nano, "train", partial(nano.train, num_epochs=1))
+    monkeypatch.setattr(nano, "fit", partial(nano.fit, num_epochs=1))
     nano.main()
     *losses, errors = capsys.readouterr().out.splitlines()
     assert losses and all(line.startswith("step ") for line in losses)

@@ -349,7 +349,7 @@ def divide_and_step(
     optimizer.zero_grad()
 
 
-def train(
+def fit(
     model: nn.ModuleList, clips: Sequence[Clip], characters: str, num_epochs: int = NUM_EPOCHS
 ) -> Iterator[float]:
     """Train, and yield the loss of each step."""
@@ -399,7 +399,7 @@ def main() -> None:
     clips = [c for c in read_clips("train") if len(c.audio) <= MAX_SECONDS * SAMPLE_RATE]
     characters = rank_characters(clip.text for clip in clips)
     model = make_model(NUM_SPECIAL + len(characters))
-    for step, loss in enumerate(train(model, clips, characters), 1):
+    for step, loss in enumerate(fit(model, clips, characters), 1):
         print(f"step {step}: loss {loss:.3f}")
     errors = words = 0
     for clip in read_clips("test"):

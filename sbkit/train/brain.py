@@ -1,25 +1,17 @@
-"""The training loop: SpeechBrain's Brain with its hooks, and with exact steps.
+"""What a recipe is written as: SpeechBrain's Brain with its hooks, trained by `sbkit.train.loop`.
 
 A recipe overrides `compute_forward` and `compute_objectives`, and as much of `on_stage_start`,
 `on_stage_end` and `on_fit_batch_start` as it needs. `compute_objectives` returns a `Loss` of sums
 and counts, or a plain mean as in SpeechBrain.
-
-    fit -> on_fit_start (SpeechBrain's: `init_optimizers`, then the last checkpoint is loaded)
-        -> _fit_epochs -> _fit_train -> set_scheduled_rate
-                                     -> fit_batch -> DdpStep (the recipe's methods)
-                                                  -> optimizers_step -> TrainingStep.update
-                                     -> _validate_if_due (`valid_interval_steps`)
-                       -> _fit_valid -> evaluate_splits -> evaluate_batch
 """
 
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import speechbrain as sb
 import torch
@@ -31,57 +23,43 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from speechbrain.utils.run_opts import RunOptions
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from sbkit.audio.random_draws import seeded_draws
-from sbkit.base.errors import BundleError, ConfigError, StopRequestedError, translate
+from sbkit.base.errors import BundleError, ConfigError, translate
 from sbkit.base.machine import warn_of_unused_gpu
-from sbkit.base.stores import store_patience
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import (
     NORMALIZER,
     PARTS,
-    RANKED_BY,
     AveragedCheckpoints,
     Checkpointer,
 )
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
-    RandomState,
-    isolated_rng,
     random_state,
-    restore_random_state,
-    seed_torch,
 )
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
 from sbkit.config.keys import with_defaults
-from sbkit.data.batch import Batch, Loaders
-from sbkit.data.sampler import RankSampler
+from sbkit.data.batch import Loaders
 from sbkit.distributed.device import Placement, check_precision, resolve_placement
-from sbkit.distributed.ranks import (
-    gather_over_ranks,
-    raise_on_all_ranks,
-    rank,
-    world_size,
-)
+from sbkit.distributed.ranks import world_size
 from sbkit.logs.metric import LOSS_METRIC, Metrics, best_key, describe_values
-from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
+from sbkit.logs.progress import progress_bar
 from sbkit.logs.run_log import Record
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.loss import Amount, Loss
 from sbkit.text.normalization import TextTable, language_table, table_from_stored
-from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
+from sbkit.train import loop
+from sbkit.train.evaluation import Evaluator, length_of
+from sbkit.train.loop import Batches, ResumedPosition, SplitLoaders
 from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
-    agree_on_buffers,
     measure_normalization,
 )
-from sbkit.train.nonfinite import ids_of, memory_errors
+from sbkit.train.nonfinite import ids_of
 from sbkit.train.optimizers import (
     Freezing,
     OptimizerClass,
@@ -90,23 +68,20 @@ from sbkit.train.optimizers import (
     naming_parameters,
     with_rates,
 )
-from sbkit.train.ownership import OwnerCheck, all_within, device_errors, prepare_helpers
+from sbkit.train.ownership import OwnerCheck
 from sbkit.train.run_options import check_hooks, read_run_options
-from sbkit.train.schedule import Position, parse_schedule, set_rate
-from sbkit.train.step import Objective, TrainingStep, as_loss, as_losses, detached
+from sbkit.train.schedule import parse_schedule
+from sbkit.train.step import Objective, TrainingStep, as_loss
 from sbkit.train.stopping import (
     FIT_SECONDS,
-    STALE_VALIDATIONS,
     EpochSaver,
     TimeLimit,
 )
-from sbkit.train.watchdog import Watchdog
+from sbkit.train.watchdog import Watchdog, watching
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Batches = Iterable[Any]  # a loader
-SplitLoaders = Mapping[str, Batches]  # by the name of the split
 LoaderOptions = Mapping[str, Any] | None
 
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
@@ -116,14 +91,6 @@ PHASES = {  # titles of the progress bar
     "averaging": "averaging checkpoints",
     "measure": "measuring features",
 }
-
-
-class ResumedPosition(NamedTuple):
-    """The position in a checkpoint, until the resumed epoch continues."""
-
-    random: RandomState | None = None  # the state of the generators
-    accumulation: int | None = None  # micro-batches of a step
-    is_trained: bool = False  # whether the epoch had its last micro-batch
 
 
 @register_checkpoint_hooks
@@ -148,6 +115,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         epoch_share: share of the current epoch before the current optimizer step.
         step: SpeechBrain's name for the micro-batches of the current epoch or evaluation so far; 0
             in between. A resumed epoch continues from where it was saved.
+        is_last_batch: whether the micro-batch is the last of its epoch.
         optimizer_step: optimizer steps of the run so far.
         nonfinite_count: bad steps of the epoch that the host has read so far.
         on_epoch: takes the record of each validation that `run.history` gets, on the first rank.
@@ -205,8 +173,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         eval_precision = options.get("eval_precision", declared["eval_precision"])
         check_precision(placement.device.type, eval_precision, key="eval_precision")
         options["device"] = str(placement.device)
-        options.setdefault("find_unused_parameters", not has_own_step(self))
-        check_hooks(type(self), has_own_step=has_own_step(self))
+        options.setdefault("find_unused_parameters", not self.has_own_step)
+        check_hooks(type(self), has_own_step=self.has_own_step)
         ranking = best_key(type(self).metrics or LOSS_METRIC)
         self.schedule = parse_schedule(
             settings, opt_class, higher_is_better=ranking.max_key is not None
@@ -220,6 +188,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.hparams = SettingAttributes(settings)
         self.device = placement.device
         self.device_type = placement.device.type
+        if world_size() > 1:  # for modules that a recipe wraps
+            self.distributed_backend = dist.get_backend()
         self.training_ctx = placement.autocast()
         self.evaluation_ctx = Placement(placement.device, eval_precision).autocast()
         self.scaler = placement.grad_scaler()
@@ -237,7 +207,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         metrics = type(self).metrics or LOSS_METRIC
         self.evaluator = Evaluator(metrics, self.measure, interval=interval)
         self.stopping = EpochSaver(
-            None if checkpointer is None else self._save_intra_epoch_ckpt,
+            None if checkpointer is None else partial(loop.save_within_epoch, self),
             minutes=self.ckpt_interval_minutes,
             steps=self.ckpt_interval_steps,
             max_steps=self.optimizer_step_limit,
@@ -256,8 +226,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
             checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
-        self._is_last = False  # whether the micro-batch is the last of its epoch
-        self._resumed = ResumedPosition()
+        self.is_last_batch = False
+        self.resumed = ResumedPosition()
         self.task = recipe if isinstance(recipe := settings.get(RECIPE), Task) else None
         if type(self).parts:
             self.network = self.make_model()
@@ -327,69 +297,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             valid_loaders = as_loaders(self, valid_set, Stage.VALID, valid_loader_kwargs)
             self.evaluator.loaders = valid_loaders
         show_progress = not self.noprogressbar if progressbar is None else progressbar
-        # A run, whose Brain `make_brain` gave its loaders, seeds the global generators at each
-        # step. A SpeechBrain recipe draws from them as they are.
-        has_own_numbers = self.loaders is not None
-        if has_own_numbers and epoch_counter is not self.hparams.epoch_counter:
-            raise ConfigError(
-                "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `limit`."
-            )
-        checkpointer = self.checkpointer
-        try:
-            with (
-                isolated_rng(self.device) if has_own_numbers else nullcontext(),
-                watching(self),
-                checkpointer.claimed() if isinstance(checkpointer, Checkpointer) else nullcontext(),
-            ):
-                self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
-                if self.step == 0:
-                    restore_random_state(self._resumed.random, self.device)
-                self.stopping.time_limit.start()
-                open_metrics(self, epoch_counter, loader)
-                for _, part in all_within(self):
-                    if isinstance(part, nn.Parameter):
-                        part.grad = None  # gradients from before must not count
-                self.owners.begin()
-                with self.stopping.signals, register_optimizer_step_pre_hook(self.owners.check):
-                    self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
-                    self.training_step.moving_average.swap_in()
-                    self.stop_if_signaled(in_training=True)  # a signal in the last validation
-        finally:
-            self.stopping.time_limit.stop()
-            self.step = 0  # without a checkpoint, the next `fit` starts an epoch
-            self.training_metrics.close()
-            self.training_step.ddp.unwrap()
-
-    def _fit_epochs(
-        self,
-        epoch_counter: Iterable[int],
-        train_set: Batches,
-        valid_set: SplitLoaders | None,
-        show_progress: bool,
-    ) -> None:
-        stopping = self.stopping
-        stopping.time_limit.agree()
-        trained_epoch: int | None = None
-        for epoch in epoch_counter:
-            if self._stops_early or (self.step == 0 and stopping.is_over(self.optimizer_step)):
-                break
-            self._fit_train(train_set, epoch, show_progress)
-            trained_epoch = epoch
-            if self._stops_early:
-                break
-            if valid_set is not None:
-                stopping.save()  # a run that dies in the validation resumes at the epoch's end
-            self.step = 0
-            self._fit_valid(valid_set, epoch, show_progress)
-            ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
-            if stopping.is_over(self.optimizer_step) or ends_debugging:
-                break
-        if self._stops_early:
-            stale = self.evaluator.stale
-            logger.info(f"`early_stopping`: {stale} validations were no better; training ends.")
-        if valid_set is None or trained_epoch is None or self.evaluator.is_current:
-            return
-        evaluate_stage(self, valid_set, Stage.VALID, trained_epoch)  # a recipe left it out
+        loop.fit(self, epoch_counter, loader, valid_loaders, show_progress=show_progress)
 
     def evaluate(
         self,
@@ -409,7 +317,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         loaders = as_loaders(self, test_set, Stage.TEST, test_loader_kwargs)
         with self.guarded():
             self.load_tested_weights(max_key, min_key)
-            return evaluate_stage(self, loaders, Stage.TEST, None)
+            return loop.test(self, loaders)
 
     def load_tested_weights(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the weights that a test measures; without a key, the best of the saved metric."""
@@ -438,13 +346,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def stop_if_signaled(self, *, in_training: bool = False) -> None:
         """Raise StopRequestedError if any rank has received a signal; all ranks call this."""
-        if not any(gather_over_ranks(self.stopping.signals.received is not None)):
-            return
-        if in_training:
-            self.stopping.leave(self.optimizer_step)
-        raise StopRequestedError(
-            "Stopped outside of training; the same command or call does the rest."
-        )
+        loop.stop_if_signaled(self, in_training=in_training)
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
@@ -484,95 +386,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 if compute_error is not None:
                     logger.info(str(averaged))
 
-    # ---- an epoch
-
-    def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
-        self.evaluator.is_current = False
-        self.on_stage_start(Stage.TRAIN, epoch)
-        self._start_epoch(train_set, epoch)
-        count = length_of(train_set)
-        log_every = self.settings["log_every"]
-        is_planned = isinstance(getattr(train_set, "batch_sampler", None), RankSampler)
-        self._validate_if_due(epoch)  # if the run died in that validation
-        for batch, is_last in self._training_batches(train_set):
-            if self._stops_early or self.stopping.is_over(self.optimizer_step):
-                break
-            # Counted in steps, because a schedule must not depend on the accumulation
-            factor = self.grad_accumulation_factor
-            self.epoch_share = self.step // factor / -(-count // factor) if count else 0.0
-            self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
-            self.step += 1
-            self._is_last = is_last
-            steps_before = self.optimizer_step
-            # Here, because a recipe's own `fit_batch` must follow the schedule, too, and draw the
-            # same numbers after a resume.
-            set_scheduled_rate(self)
-            with device_errors(self), seeded(self, batch) if is_planned else seeded_draws([]):
-                objective = self.fit_batch(batch)
-            seconds = batch.seconds if isinstance(batch, Batch) else 0.0
-            sources = batch.sources if isinstance(batch, Batch) else None
-            self.training_metrics.add(as_losses(objective), seconds, sources)
-            if self.optimizer_step > steps_before:
-                self.training_step.freeze(self.optimizer_step)
-                if self.optimizer_step % log_every == 0:
-                    optimizers = active_optimizers(self).values()
-                    self._read_metrics()
-                    self.training_metrics.log_step(
-                        epoch,
-                        self.optimizer_step,
-                        rate=next((o.param_groups[0]["lr"] for o in optimizers), 0.0),
-                        live=show_progress,
-                    )
-            if self.debug and self.step >= self.debug_batches:
-                break
-            self.stopping.after_micro_batch(
-                self.optimizer_step, ends_step=self.should_step, is_last=is_last
-            )
-            self._validate_if_due(epoch)
-            self.watchdog.ping("data", self.optimizer_step)
-        self._read_metrics()
-        self.zero_grad(set_to_none=True)
-        self.on_stage_end(Stage.TRAIN, self.training_metrics.of_epoch.loss, epoch)
-        self.avg_train_loss = 0.0
-
-    @property
-    def _stops_early(self) -> bool:
-        """Whether a validation has just shown that the last `early_stopping` were no better."""
-        patience = self.settings["early_stopping"]
-        is_validated = self.evaluator.validated_step == self.optimizer_step
-        return is_validated and 0 < patience <= self.evaluator.stale
-
-    def _start_epoch(self, train_set: Batches, epoch: int) -> None:
-        self.training_step.start_epoch(epoch)
-        prepare_helpers(self)
-        self.training_metrics.start_epoch(afresh=self.step == 0)
-        if self.step == 0:
-            self.nonfinite_count = 0
-        self.training_step.freeze(self.optimizer_step)
-        self.zero_grad(set_to_none=True)
-        sampler = getattr(train_set, "batch_sampler", None)
-        if isinstance(sampler, RankSampler):
-            if self._resumed.accumulation is not None:  # the same steps, in other micro-batches
-                steps = self.step // self._resumed.accumulation
-                self.step = steps * self.grad_accumulation_factor
-            sampler.set_epoch(epoch, start=self.step)
-        elif hasattr(self.train_sampler, "set_epoch"):
-            self.train_sampler.set_epoch(epoch)
-        if world_size() > 1 and not has_own_step(self) and not self.training_step.ddp.is_shared:
-            self.training_step.ddp.share()
-
-    def _training_batches(self, train_set: Batches) -> Iterator[tuple[Any, bool]]:
-        """Return the batches left in an epoch, and whether each is the last; measure the waits."""
-        batches = iter(train_set)
-        if self._resumed.is_trained:  # a loader that saves no position would start again
-            next(batches, None)
-            batches = iter(())
-        if self.step > 0:  # the loader draws when its iterator is made, before the saved state
-            restore_random_state(self._resumed.random, self.device)
-        self._resumed = ResumedPosition()
-        marked = mark_last(batches, count=length_of(train_set), done=self.step)
-        return self.training_metrics.meter.timed(marked)
-
     # ---- a step
 
     def fit_batch(self, batch: Any) -> Objective:
@@ -581,52 +394,16 @@ class Brain(sb.Brain):  # type: ignore[misc]
         Returns the result of `compute_objectives`, without its graph. A recipe may override this,
         and then calls `optimizers_step` with the gradient of a mean.
         """
-        batch = self.to_device(batch)
-        if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
-            self.training_step.begin()
-        self.on_fit_batch_start(batch, self.should_step)
-        with self.no_sync(not self.should_step), memory_errors(batch):
-            with self.training_ctx:
-                outputs, objective = self.training_step.ddp(batch)
-            optimizers = self.optimizers_dict or {}
-            self.training_step.backward(batch, objective, optimizers, self.scaler)
-        if self.should_step:
-            self.owners.check()
-            self.training_step.normalize(active_optimizers(self))
-            self.optimizers_step()
-            self.modules.zero_grad(set_to_none=True)  # else gradients of a frozen optimizer add up
-        self.on_fit_batch_end(batch, outputs, objective, self.should_step)
-        return detached(objective)
+        return loop.fit_batch(self, batch)
 
     @property
     def should_step(self) -> bool:
         """Whether the optimizer steps after this micro-batch: every few, and after the last."""
-        return self._is_last or self.step % self.grad_accumulation_factor == 0
+        return self.is_last_batch or self.step % self.grad_accumulation_factor == 0
 
     def optimizers_step(self) -> None:
         """Step every optimizer, or none if a loss or a gradient is not finite."""
-        optimizers = active_optimizers(self)
-        if not optimizers:
-            return
-        norms = self.training_step.update(
-            optimizers,
-            step=self.optimizer_step + 1,
-            scaler=self.scaler,
-            max_grad_norm=self.max_grad_norm,
-        )
-        are_several = len(self.optimizers_dict or ()) > 1
-        self.training_metrics.log_gradients(norms, self.scaler, by_optimizer=are_several)
-        self.evaluator.is_current = False
-        self.optimizer_step += 1
-        if self.device_type == "cpu":  # the host need not wait, and can stop at the bad step
-            self._read_skipped()
-
-    def _read_skipped(self) -> None:
-        recorder = self.training_step.nonfinite
-        skipped, num_bad = recorder.flush(overflow_is_usual=self.scaler.is_enabled())
-        self.nonfinite_count += num_bad
-        recorder.check_count(self.nonfinite_count, self.nonfinite_patience)
-        self.training_metrics.meter.skipped_steps += skipped
+        loop.step_or_skip(self)
 
     def to_device(self, batch: Any) -> Any:
         return batch.to(self.device) if hasattr(batch, "to") else batch
@@ -675,9 +452,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _wrap_distributed(self) -> None:
         """Wrap each module for a recipe with its own `fit_batch`; others share the whole step."""
-        if has_own_step(self) and world_size() > 1:
-            self.distributed_backend = dist.get_backend()
+        if self.has_own_step:
             super()._wrap_distributed()
+
+    @property
+    def has_own_step(self) -> bool:
+        """Whether the recipe has a `fit_batch` of its own."""
+        return type(self).fit_batch is not Brain.fit_batch
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
         if use and self.training_step.ddp.is_shared:
@@ -724,70 +505,21 @@ class Brain(sb.Brain):  # type: ignore[misc]
             raise NotImplementedError("a Brain with `metrics` defines `measure`")
         return self.task.measure(results)
 
-    def _fit_valid(self, valid_set: SplitLoaders | None, epoch: int, show_progress: bool) -> None:
+    def _fit_valid(self, valid_set: SplitLoaders, epoch: int, show_progress: bool) -> None:
         """Validate; a recipe may override this to do so less often, except after the last epoch."""
-        if valid_set is not None:
-            evaluate_stage(self, valid_set, Stage.VALID, epoch)
+        loop.validate(self, valid_set, epoch)
 
-    def _validate_if_due(self, epoch: int) -> None:
-        """Validate within an epoch, and save before and after; training then goes on unchanged.
-
-        A run that dies while it validates resumes before the validation.
-        """
-        is_within_epoch = self.step > 0 and not (self._is_last or self._resumed.is_trained)
-        is_due = is_within_epoch and self.should_step and self.evaluator.is_due(self.optimizer_step)
-        if not is_due or self.stopping.is_over(self.optimizer_step):
-            return
-        self._read_metrics()
-        self.stopping.save()
-        with isolated_rng(self.device):
-            evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, micro_batch=self.step)
-        self.training_step.train_mode()
-        self.training_metrics.start_epoch(afresh=False)
-
-    @torch.no_grad()
     def evaluate_splits(self, loaders: SplitLoaders, stage: Stage, *, phase: str) -> list[Loss]:
         """Return the loss of every batch, and leave the results of each split in the evaluator.
 
         A signal ends it early. ``phase`` names it for the watchdog and the progress bar.
         """
-        self.evaluator.start(loaders)
-        self.training_metrics.meter.reset()
-        self.modules.eval()
-        prepare_helpers(self)
-        self.training_step.moving_average.swap_in()
-        agree_on_buffers(self.modules)
-        losses: list[Loss] = []
-        batches = (
-            (split, batch)
-            for split, loader in loaders.items()
-            for batch in islice(self.watched(loader, phase), self.max_evaluated_batches)
-        )
-        for split, batch in batches:
-            if self.stopping.signals.received:
-                break
-            self.evaluator.enter(split)
-            self.step += 1
-            with memory_errors(batch, "eval_batch_seconds"), device_errors(self):
-                loss = as_loss(self.evaluate_batch(batch, stage))
-            self.training_metrics.log_parts(loss)
-            losses.append(loss)
-            if not type(self).metrics:
-                pairs = zip(loss.sums.tolist(), loss.counts.tolist(), strict=True)
-                self.evaluator.add(pairs)
-        self.step = 0
-        return losses
+        return loop.evaluate_splits(self, loaders, stage, phase=phase)
 
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
         """Return the result of `compute_objectives` for a batch, a Loss or a mean, on the CPU."""
-        batch = self.to_device(batch)
-        with seeded_draws(ids_of(batch)), self.evaluation_ctx:
-            outputs = self.compute_forward(batch, stage=stage)
-            objective = self.compute_objectives(outputs, batch, stage=stage)
-        if type(self).metrics:
-            self.evaluator.add(self.score(outputs, batch))
-        return (as_loss(objective) if isinstance(objective, Mapping) else objective).detach().cpu()
+        return loop.evaluate_batch(self, batch, stage)
 
     @property
     def max_evaluated_batches(self) -> int | None:
@@ -825,7 +557,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             if self.task is not None:
                 logger.info("note: these are quick metrics, not those of the exported model.")
         elif stage is Stage.VALID:
-            end_validation(self, stage_loss, epoch or 0)
+            loop.end_validation(self, stage_loss, epoch or 0)
 
     # ---- logs
 
@@ -845,32 +577,20 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         self.training_metrics.log_figure(name, self.optimizer_step, figure)
 
-    def _read_metrics(self) -> None:
-        self._read_skipped()
-        self.training_metrics.read()
-        self.avg_train_loss = self.training_metrics.of_epoch.loss
-
     # ---- checkpoints
 
-    def _save_intra_epoch_ckpt(self) -> None:
-        self.watchdog.ping("checkpoint", self.optimizer_step)
-        agree_on_buffers(self.modules)  # only one rank's are saved
-        self._read_metrics()
-        with self.training_step.moving_average.swapped_in():
-            super()._save_intra_epoch_ckpt()
-
     @mark_as_saver  # type: ignore[untyped-decorator]
-    def _save(self, path: str | Path) -> None:
+    def save_position(self, path: str | Path) -> None:
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
-        state["is_trained"] = self._is_last and self.step > 0
+        state["is_trained"] = self.is_last_batch and self.step > 0
         state[FIT_SECONDS] = self.stopping.time_limit.seconds
         state |= self.evaluator.state() | self.training_metrics.state()
         state["random"] = random_state(self.device)
         Path(path).write_text(json.dumps(state))
 
     @mark_as_loader  # type: ignore[untyped-decorator]
-    def _recover(self, path: str | Path, end_of_epoch: bool) -> None:
+    def load_position(self, path: str | Path, end_of_epoch: bool) -> None:
         text = Path(path).read_text()  # SpeechBrain writes YAML, with fewer counters
         state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
         for name in COUNTERS:
@@ -879,27 +599,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.evaluator.restore(state)
         self.stopping.time_limit.spent = state.get(FIT_SECONDS, 0.0)
         position = {name: state[name] for name in ResumedPosition._fields if name in state}
-        self._resumed = ResumedPosition(**position)
-
-
-# ---- a run
-
-
-@contextmanager
-def watching(brain: Brain) -> Iterator[None]:
-    """Watch for a hang, and wait for stores that are away."""
-    seconds, patience = (
-        brain.settings[name] or 0  # None for never
-        for name in ("stall_seconds", "store_patience")
-    )
-    with (
-        # A rank does not hang while it, or another one, waits for a store that is away.
-        Watchdog(brain.run_folder, seconds=seconds and seconds + patience) as brain.watchdog,
-        store_patience(patience),
-        reporting(brain.ping, show_progress=not brain.noprogressbar),
-    ):
-        brain.ping("start")
-        yield
+        self.resumed = ResumedPosition(**position)
 
 
 def as_loaders(
@@ -916,79 +616,6 @@ def as_loaders(
     }
 
 
-def open_metrics(brain: Brain, epochs: Iterable[int], train_set: Batches) -> None:
-    """Open the log of a fit, and say where it resumes."""
-    num_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
-    next_epoch = getattr(epochs, "current", 0) + 1
-    sampler = getattr(train_set, "batch_sampler", None)
-    if isinstance(sampler, RankSampler):  # its plan of this epoch is needed anyway
-        sampler.set_epoch(next_epoch)
-    num_steps = num_epochs * -(-(length_of(train_set) or 0) // brain.grad_accumulation_factor)
-    if brain.optimizer_step and (brain.step or next_epoch <= num_epochs):
-        logger.info(f"Resuming after step {brain.optimizer_step}, in epoch {next_epoch}.")
-    if brain.stopping.time_limit.max_seconds:
-        logger.info("note: the clock ends this run (`max_minutes`), so no other is its equal.")
-    brain.training_metrics.open(
-        brain.run_folder,
-        TrainingProgress(
-            total_epochs=num_epochs,
-            total_steps=num_steps,
-            metrics=type(brain).metrics,
-            clock_share=brain.stopping.time_limit.measure,
-        ),
-        step=brain.optimizer_step,
-        sources=[] if brain.loaders is None else [*brain.loaders.splits.mix],
-    )
-
-
-# ---- a step
-
-
-def has_own_step(brain: Brain) -> bool:
-    """Return whether a recipe has a `fit_batch` of its own."""
-    return type(brain).fit_batch is not Brain.fit_batch
-
-
-def seeded(brain: Brain, batch: object) -> AbstractContextManager[None]:
-    """Seed random numbers from the position in the run, so that a resumed run draws the same.
-
-    `draw_uniform` is seeded by utterance, and torch by rank.
-    """
-    seed, epoch = brain.hparams.seed, brain.hparams.epoch_counter.current
-    seed_torch(seed, epoch=epoch, micro_batch=brain.step)
-    step = (brain.step - 1) // brain.grad_accumulation_factor
-    return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
-
-
-def active_optimizers(brain: Brain) -> dict[str, Optimizer]:
-    """Return the optimizers that step, by name."""
-    if brain.optimizers_dict is not None:
-        return dict(brain.freeze_optimizers(brain.optimizers_dict))
-    return {} if brain.opt_class is None else {"opt_class": brain.optimizer}
-
-
-def set_scheduled_rate(brain: Brain) -> None:
-    """Set the rate of the next step, if there is an `lr_schedule`."""
-    if brain.schedule is None:
-        return
-    epoch, step = brain.hparams.epoch_counter.current, brain.optimizer_step + 1
-    factor = brain.schedule(Position(brain.run_share, step, epoch, brain.evaluator.validations))
-    set_rate(active_optimizers(brain).values(), factor)
-
-
-def mark_last(batches: Batches, *, count: int | None, done: int) -> Iterator[tuple[Any, bool]]:
-    """Yield each batch and whether it is the last of its epoch; ``done`` batches came before.
-
-    If their ``count`` is not known, one batch is read ahead. Otherwise none is: a loader that saves
-    its position would be one batch too far.
-    """
-    if count is not None:
-        yield from ((batch, index == count) for index, batch in enumerate(batches, done + 1))
-        return
-    for batch, following in pairwise(chain(batches, [None])):
-        yield batch, following is None
-
-
 def training_loss(brain: Brain, batch: object) -> Loss:
     """Compute the loss of a batch as in training, but on this rank only."""
     brain.training_step.train_mode()
@@ -997,63 +624,10 @@ def training_loss(brain: Brain, batch: object) -> Loss:
         return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
 
 
-# ---- a validation
-
-
-def evaluate_stage(
-    brain: Brain, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, micro_batch: int = 0
-) -> float:
-    """Evaluate after an epoch, or within one after ``micro_batch``; return the mean loss."""
-    brain.on_stage_start(stage, epoch)
-    losses = brain.evaluate_splits(loaders, stage, phase=stage.name.lower())
-    brain.stop_if_signaled(in_training=stage is Stage.VALID)
-    mean = mean_over_ranks(losses)
-    brain.step = len(losses) if stage is Stage.TEST else micro_batch  # as in SpeechBrain
-    if stage is Stage.VALID:
-        brain.evaluator.is_current = True
-        brain.evaluator.validated_step = brain.optimizer_step
-        if isinstance(brain.checkpointer, Checkpointer):
-            brain.checkpointer.is_within_epoch = micro_batch > 0
-    brain.on_stage_end(stage, mean, epoch)
-    brain.step = micro_batch
-    return mean
-
-
 def averaging_error(brain: Brain) -> float:
     """Return the error of the loaded weights on the validation sets."""
     epochs = getattr(brain.hparams, "epoch_counter", None)
     brain.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
-    brain.evaluate_splits(brain.evaluator.loaders, Stage.VALID, phase="averaging")
-    brain.stop_if_signaled()
+    loop.evaluate_splits(brain, brain.evaluator.loaders, Stage.VALID, phase="averaging")
+    loop.stop_if_signaled(brain)
     return brain.evaluator.error(brain.evaluator.measure_splits())
-
-
-def end_validation(brain: Brain, loss: float, epoch: int) -> None:
-    """Log a validation, save, and tell the user."""
-    values = brain.evaluator.end_validation(epoch)  # before the save, which has its result
-    best = best_key(brain.evaluator.metrics)
-    num_averaged = int(brain.settings["average_checkpoints"])
-    figures = brain.training_metrics.log_epoch(
-        epoch,
-        brain.optimizer_step,
-        valid_loss=loss,
-        values={name: value for name, value in values.items() if name not in LOSS_METRIC},
-    )
-    # Before the save: a run that this share ends is over by the seconds in its checkpoint, too.
-    brain.stopping.time_limit.agree()
-    if brain.checkpointer is not None:
-        position = {"epoch": epoch, "optimizer_step": brain.optimizer_step}
-        seconds = {FIT_SECONDS: brain.stopping.time_limit.seconds}
-        ranking = {STALE_VALIDATIONS: brain.evaluator.stale, RANKED_BY: best._asdict()}
-        brain.checkpointer.save_and_keep_only(
-            meta={**values, **position, **seconds, **ranking},
-            num_to_keep=num_averaged,
-            max_keys=[best.max_key] if best.max_key else [],
-            min_keys=[best.min_key] if best.min_key else [],
-        )
-    # After the save, which must not wait for a screen
-    brain.training_metrics.progress.report_epoch(figures)
-    if brain.on_epoch is not None:
-        with raise_on_all_ranks(Exception):  # the user's code may raise any
-            if rank() == 0:
-                brain.on_epoch(figures.as_record())

@@ -25,12 +25,23 @@ REFUSED_OPTIONS = {
 }
 UNCALLED_HOOKS = {
     "update_average": "Return the loss to average from `fit_batch` and `evaluate_batch`",
-    "_should_save_intra_epoch_ckpt": "Set ckpt_interval_minutes or ckpt_interval_steps",
 }
 HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` calls them
     ("check_loss_isfinite", "check_gradients"),
     "Call it in your own `fit_batch`; here steps that are not finite are skipped",
 )
+# Private methods of SpeechBrain's Brain that its recipes override or call, and those that a public
+# method calls, which is not overridden
+PRIVATE_HOOKS = ("_fit_valid", "_compile", "_wrap_distributed", "_train_loader_specifics")
+INSTEAD_OF_PRIVATE = {
+    "_fit_train": "Override `fit_batch`, or `on_stage_start`, `on_fit_batch_start` and "
+    "`on_fit_batch_end`",
+    "_should_save_intra_epoch_ckpt": "Set ckpt_interval_minutes or ckpt_interval_steps",
+    "_save_intra_epoch_ckpt": "Add what it saves by `checkpointer.add_recoverable`",
+    "_save": "Add what it saves by `checkpointer.add_recoverable`",
+    "_recover": "Add what it loads by `checkpointer.add_recoverable`",
+    "_optimizer_step_limit_exceeded": "Set optimizer_step_limit",
+}
 
 # The other keys of a SpeechBrain script may mean something else.
 NUMBERS = {name: key for name, key in KEYS.items() if isinstance(key.values, Range)}
@@ -59,7 +70,14 @@ def read_run_options(
 
 def check_hooks(kind: type[sb.Brain], *, has_own_step: bool) -> None:
     """Raise ConfigError for a recipe that overrides a hook that is never called."""
-    uncalled = UNCALLED_HOOKS if has_own_step else UNCALLED_HOOKS | HOOKS_UNCALLED_BY_STEP
+    names = [name for name in vars(sb.Brain) if name.startswith("_") and name[:2] != "__"]
+    uncalled = UNCALLED_HOOKS | {
+        name: INSTEAD_OF_PRIVATE.get(name, "Override a public method")
+        for name in names
+        if name not in PRIVATE_HOOKS
+    }
+    if not has_own_step:
+        uncalled |= HOOKS_UNCALLED_BY_STEP
     for name, instead in uncalled.items():
         if getattr(kind, name) is not getattr(sb.Brain, name):
             raise ConfigError(f"`{name}` of {kind.__name__} is never called. {instead}.")

@@ -1,11 +1,6 @@
-"""One training step, from a micro-batch to new weights.
+"""What a step is made of: its losses, forward and loss shared among the ranks, clipping, the flag.
 
-    forward and loss -> backward -> (once the global batch is complete:) divide by the labels of all
-    ranks -> unscale and clip -> step, unless a loss or a gradient is not finite
-
-`Brain.fit_batch` calls these phases. Losses are sums and counts, so that micro-batches and ranks
-add up to the gradient of the mean over the global batch. The host does not wait for the device:
-whether a step was skipped is read now and then.
+`sbkit.train.loop` puts them together.
 """
 
 import math
@@ -23,8 +18,8 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
-from sbkit.base.torch_internals import found_inf_tensors, multiply_gradients, reads_found_inf
-from sbkit.distributed.ranks import copy_from_rank0, drop_reducer, sum_over_ranks, world_size
+from sbkit.base.torch_internals import found_inf_tensors, reads_found_inf
+from sbkit.distributed.ranks import copy_from_rank0, drop_reducer
 from sbkit.models.loss import Loss
 from sbkit.train.model_state import BufferSnapshot, MovingAverage
 from sbkit.train.nonfinite import NonFiniteRecorder
@@ -39,7 +34,16 @@ ONLY_LOSS = "loss"  # the name of a single loss
 
 
 class TrainingStep:
-    """Add up the gradient of a global batch over micro-batches and ranks, and step once."""
+    """The state of a step while its micro-batches add up; `sbkit.train.loop` takes it.
+
+    Attributes:
+        ddp: the recipe's forward and loss, shared among the ranks.
+        buffers: the running statistics before the step.
+        counts: for each loss of the micro-batches so far, on this rank, its labels and how many
+            were not finite, (losses, 2); None before the first one.
+        loss_names: of `counts`.
+        num_bad: losses of the step that are not finite, on all ranks: ().
+    """
 
     def __init__(
         self,
@@ -64,14 +68,14 @@ class TrainingStep:
         self.moving_average = MovingAverage(modules, ema_decay)
         self.nonfinite = NonFiniteRecorder()
         self.epoch = 0
-        self._buffers = BufferSnapshot(modules)
-        self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
-        self._loss_names: list[str] = []
-        self._num_bad = torch.zeros((), device=device)  # non-finite losses of the step, all ranks
+        self.buffers = BufferSnapshot(modules)
+        self.counts: Tensor | None = None
+        self.loss_names: list[str] = []
+        self.num_bad = torch.zeros((), device=device)
 
     def start_epoch(self, epoch: int) -> None:
         """Forget the micro-batches of an unfinished step, and go to training mode."""
-        self._counts = None
+        self.counts = None
         self.epoch = epoch
         self.train_mode()
 
@@ -86,91 +90,6 @@ class TrainingStep:
         if self.freezing.advance(step):
             self.train_mode()
             self.ddp.renew()
-
-    # ---- the phases
-
-    def begin(self) -> None:
-        """Begin a global batch: copy the running statistics, in case its step is skipped."""
-        self._buffers.save()
-
-    def backward(
-        self,
-        batch: object,
-        objective: Objective,
-        optimizers: Mapping[str, Optimizer],
-        scaler: GradScaler,
-    ) -> None:
-        """Add the gradients of a micro-batch; each loss moves the parameters of its optimizer."""
-        losses = match_losses(objective, optimizers)
-        totals = [loss.sums.sum() for loss in losses.values()]
-        for position, (name, total) in enumerate(zip(losses, totals, strict=True), 1):
-            parameters = None
-            if isinstance(objective, Mapping):
-                groups = optimizers[name].param_groups
-                parameters = [p for group in groups for p in group["params"] if p.requires_grad]
-                if not parameters:  # all frozen for a time
-                    continue
-            torch.autograd.backward(
-                scaler.scale(total), inputs=parameters, retain_graph=position < len(totals)
-            )
-        # The labels of each loss, and 1 if it is not finite: (losses, 2)
-        labels = torch.stack([loss.counts.sum() for loss in losses.values()])
-        counts = torch.stack([labels, ~torch.stack(totals).isfinite()], 1).to(torch.float32)
-        self._loss_names = [*losses]
-        self._counts = counts if self._counts is None else self._counts + counts
-        self.nonfinite.record(batch, torch.stack(totals).sum())
-
-    def normalize(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """Divide the gradient of each loss by its labels in all micro-batches of all ranks."""
-        self.ddp.check_all_used()
-        factors = self._reduce_counts()
-        for name, optimizer in optimizers.items():
-            factor = factors[self._loss_names.index(name) if len(factors) > 1 else 0]
-            grads = [p.grad for p in parameters_with_gradient(optimizer) if p.grad is not None]
-            if grads:
-                multiply_gradients(grads, factor.to(grads[0].device))
-
-    def _reduce_counts(self) -> Tensor:
-        """Return the factors that turn the gradients of sums into gradients of means: (losses,).
-
-        They include the world size, because DDP has averaged gradients that are to be summed. If
-        the loss of any rank is not finite, they are NaN, so that all ranks skip the step together.
-        """
-        assert self._counts is not None
-        labels, num_bad = sum_over_ranks(self._counts).unbind(1)  # (losses,)
-        self._counts = None
-        self._num_bad = num_bad.sum()
-        return torch.where(self._num_bad > 0, torch.nan, world_size() / labels.clamp(min=1))
-
-    def update(
-        self,
-        optimizers: Mapping[str, Optimizer],
-        *,
-        step: int,
-        scaler: GradScaler,
-        max_grad_norm: float,
-    ) -> dict[str, Tensor]:
-        """Step every optimizer, or none if a loss or gradient is not finite; ``step``: from 1.
-
-        Returns the norm () of the gradient of each one that has any, before clipping.
-        """
-        # Optimizers without a gradient are left out: a GradScaler refuses them, and torch returns
-        # the norm of no gradient on the CPU, whatever the device.
-        stepping = {n: o for n, o in optimizers.items() if [*parameters_with_gradient(o)]}
-        for optimizer in stepping.values():
-            scaler.unscale_(optimizer)
-        norms = {name: clip_gradients(o, max_grad_norm) for name, o in stepping.items()}
-        is_finite = torch.stack([torch.zeros_like(self._num_bad), *norms.values()]).isfinite()
-        skipped = ~is_finite.all()
-        for optimizer in stepping.values():
-            step_unless(skipped, optimizer, scaler)
-        self._buffers.restore(skipped)
-        scaler.update()
-        for optimizer in optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
-        self.moving_average.update(step, skipped)
-        self.nonfinite.end_step(step, torch.stack([self._num_bad, skipped]))
-        return norms
 
 
 # ---- losses of a recipe

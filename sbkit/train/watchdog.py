@@ -12,14 +12,18 @@ import faulthandler
 import os
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+import speechbrain as sb
+
 from sbkit.base.messages import listed
 from sbkit.base.process import is_command
+from sbkit.base.stores import store_patience
 from sbkit.distributed.ranks import rank, world_size
+from sbkit.logs.progress import reporting
 
 STDERR = 2  # file descriptor, whatever sys.stderr is
 
@@ -74,3 +78,20 @@ class Watchdog:
         with suppress(OSError):  # a full disk is reported by the next checkpoint
             os.ftruncate(self._file.fileno(), 0)
             os.pwrite(self._file.fileno(), f"{position}\n".encode(), 0)
+
+
+@contextmanager
+def watching(brain: sb.Brain) -> Iterator[None]:
+    """Watch for a hang, and wait for stores that are away."""
+    seconds, patience = (
+        brain.settings[name] or 0  # None for never
+        for name in ("stall_seconds", "store_patience")
+    )
+    with (
+        # A rank does not hang while it, or another one, waits for a store that is away.
+        Watchdog(brain.run_folder, seconds=seconds and seconds + patience) as brain.watchdog,
+        store_patience(patience),
+        reporting(brain.ping, show_progress=not brain.noprogressbar),
+    ):
+        brain.ping("start")
+        yield

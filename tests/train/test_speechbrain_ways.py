@@ -12,6 +12,8 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.train.brain import Brain
+from sbkit.train.run_options import INSTEAD_OF_PRIVATE, PRIVATE_HOOKS
 from tests import processes
 from tests.train.lines import MeanBrain, batches, brain_of
 
@@ -46,12 +48,12 @@ def test_ckpt_interval_steps_counts_optimizer_steps(tmp_path: Path) -> None:
     """Unlike in SpeechBrain, where it counts micro-batches: gradients are not saved."""
     saved = []
 
-    class Saving(MeanBrain):
-        def _save_intra_epoch_ckpt(self) -> None:
-            saved.append(self.step)
+    class Saving(Checkpointer):
+        def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+            saved.append(brain.step)
 
     options = {"grad_accumulation_factor": 2, "ckpt_interval_steps": 2}
-    brain = brain_of(Saving, checkpointer=Checkpointer(tmp_path), **options)
+    brain = brain_of(checkpointer=Saving(tmp_path), **options)
     brain.fit([1, 2], batches(10))
     assert saved == [4, 8, 4, 8]
 
@@ -91,11 +93,21 @@ def test_option_with_other_meaning_than_speechbrain_is_refused(name: str) -> Non
         brain_of(hparams={name: REFUSED_HPARAMS[name], "lr": 0.1})
 
 
-@pytest.mark.parametrize("name", ["update_average", "check_gradients"])
+PRIVATE = {name for name in vars(sb.Brain) if name.startswith("_") and name[:2] != "__"}
+
+
+@pytest.mark.parametrize(
+    "name", ["update_average", "check_gradients", *sorted(PRIVATE - {*PRIVATE_HOOKS})]
+)
 def test_overriding_a_hook_that_is_never_called_is_refused(name: str) -> None:
     overriding = type("Overriding", (MeanBrain,), {name: lambda self, *_: None})
-    with pytest.raises(SbkitError, match=f"`{name}` of Overriding is never called"):
+    with pytest.raises(SbkitError, match=rf"`{name}` of Overriding is never called\. [A-Z]\w+ "):
         brain_of(overriding)
+
+
+def test_brain_overrides_the_private_methods_that_recipes_do() -> None:
+    assert {*vars(Brain)} & PRIVATE == {"_fit_valid", "_compile", "_wrap_distributed"}
+    assert {*PRIVATE_HOOKS, *INSTEAD_OF_PRIVATE} <= PRIVATE
 
 
 class Thawing(MeanBrain):
