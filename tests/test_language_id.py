@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
-from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.ranking import AveragedCheckpoints
 from sbkit.checkpoint.run_config import read_description
 from sbkit.commands.cli import run as sbkit
 from sbkit.runtime.runtimes import load_bundle

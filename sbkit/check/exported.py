@@ -26,7 +26,7 @@ from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import ClipBatch, load_task
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.check.dry_run import evaluation, short_rows
-from sbkit.checkpoint.checkpointer import PARTS
+from sbkit.checkpoint.ranking import PARTS
 from sbkit.checkpoint.weights import check_same_model
 from sbkit.data.batch import UtteranceDataset
 from sbkit.export.export import bundle_weights, part_facts

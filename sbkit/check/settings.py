@@ -22,9 +22,9 @@ from sbkit.base.messages import did_you_mean, listed, plural, short_value
 from sbkit.base.ranges import UNCHECKED
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.checked_run import CheckedRun, Finding, finding_at
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.ranking import SavedCheckpoints
 from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint
-from sbkit.checkpoint.weights import check_weights, part_names_of_model
+from sbkit.checkpoint.weights import part_names_of_model
 from sbkit.config.document import (
     Keys,
     children,
@@ -369,10 +369,10 @@ def check_run_folder(run: CheckedRun) -> None:
     run_folder = run.spec.folder
     folder = run_folder / CHECKPOINTS
     if folder.is_dir():
-        newest = next(iter(Checkpointer(folder).find_whole(1)), None)
+        newest = next(iter(SavedCheckpoints(folder).find_whole(1)), None)
         if newest is not None:
             require_own_folder(run.spec, describe_run(run.data, run.helpers))
-            check_weights(run.copy.hparams["checkpointer"], newest)
+            run.copy.hparams["checkpointer"].check_weights(newest)
 
 
 def check_initial_weights(run: CheckedRun) -> None:

@@ -5,12 +5,12 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
-from speechbrain.utils.checkpoints import CKPT_PREFIX, METAFNAME, PARAMFILE_EXT, Checkpoint
 
 from sbkit.base.checksums import READ_ERRORS, write_checksums
 from sbkit.base.errors import ConfigError
@@ -19,10 +19,22 @@ from sbkit.config.document import PlainLoader, read_yaml_text
 
 logger = logging.getLogger(__name__)
 
+# Names in SpeechBrain's checkpoints, which can be read, and which it can read
+PREFIX, META_FILE, SUFFIX = "CKPT+", "CKPT.yaml", ".ckpt"
+END_OF_EPOCH = "end-of-epoch"  # in the meta file
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
 REPLACED_SUFFIX = "+replaced"  # suffix of a checkpoint while another one takes its name
 TASK, FORMAT = "task", "format"  # in the meta file
 CHECKPOINT_FORMAT = 2  # 1 had none: the level of its features was moved by single clicks
+
+
+class Checkpoint(NamedTuple):
+    """A saved position of a run; the fields are those of SpeechBrain's Checkpoint."""
+
+    path: Path  # its folder
+    meta: Mapping[str, Any]
+    paramfiles: Mapping[str, Path]  # by recoverable
+
 
 _locked: dict[Path, int] = {}  # the descriptors of the folders that this process has locked
 
@@ -89,8 +101,8 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     Raises ConfigError for a checkpoint of another format.
     """
     try:
-        meta = yaml.load(read_yaml_text(folder / METAFNAME), PlainLoader)
-        parameter_files = {file.stem: file for file in folder.glob(f"*{PARAMFILE_EXT}")}
+        meta = yaml.load(read_yaml_text(folder / META_FILE), PlainLoader)
+        parameter_files = {file.stem: file for file in folder.glob(f"*{SUFFIX}")}
         is_dated = math.isfinite(meta["unixtime"])
     except (*READ_ERRORS, yaml.YAMLError):
         return None
@@ -106,7 +118,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
 def checkpoint_folders(folder: Path) -> list[Path]:
     """List the folders of checkpoints, including damaged ones."""
-    return sorted(path for path in folder.glob(f"{CKPT_PREFIX}+*") if path.is_dir())
+    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -120,31 +132,29 @@ def staging_path(folder: Path) -> Path:
     return folder.with_name(UNFINISHED + folder.name)
 
 
-def publish(staged: Checkpoint) -> Checkpoint:
+def publish(staged: Path, folder: Path, meta: Mapping[str, Any]) -> Checkpoint:
     """Rename a finished folder to its name, once everything in it is on the disk.
 
-    An earlier checkpoint of that name is renamed first and removed last, so that a kill at any
+    If the name is taken, that checkpoint is moved aside and removed afterwards, so a kill at any
     moment leaves a whole checkpoint.
     """
-    write_checksums(staged.path)
-    fsync_tree(staged.path)
-    final = staged.path.with_name(staged.path.name.removeprefix(UNFINISHED))
-    replaced = final.with_name(final.name + REPLACED_SUFFIX)
-    if final.exists():
-        final.rename(replaced)
-    staged.path.rename(final)
-    fsync_path(final.parent)
+    write_checksums(staged)
+    fsync_tree(staged)
+    replaced = folder.with_name(folder.name + REPLACED_SUFFIX)
+    if folder.exists():
+        folder.rename(replaced)
+    staged.rename(folder)
+    fsync_path(folder.parent)
     if replaced.exists():
         # A process that is killed while it removes the folder leaves no damaged checkpoint.
-        replaced.rename(staged.path)
-        shutil.rmtree(staged.path)
-    files = {name: final / file.name for name, file in staged.paramfiles.items()}
-    return Checkpoint(final, staged.meta, files)
+        replaced.rename(staged)
+        shutil.rmtree(staged)
+    return Checkpoint(folder, meta, {file.stem: file for file in folder.glob(f"*{SUFFIX}")})
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove the remains of a killed or failed save, and undo a replacement that it began."""
-    for replaced in folder.glob(f"{CKPT_PREFIX}+*{REPLACED_SUFFIX}"):
+    for replaced in folder.glob(f"{PREFIX}*{REPLACED_SUFFIX}"):
         final = replaced.with_name(replaced.name.removesuffix(REPLACED_SUFFIX))
         replaced.rename(staging_path(final) if final.exists() else final)
     for unfinished in folder.glob(f"{UNFINISHED}*"):

@@ -8,14 +8,6 @@ from typing import Any
 
 import torch
 from ruamel.yaml.comments import CommentedMap
-from speechbrain.utils.checkpoints import (
-    DEFAULT_LOAD_HOOKS,
-    Checkpoint,
-    Checkpointer,
-    get_default_hook,
-    hook_on_loading_state_dict_checkpoint,
-    torch_recovery,
-)
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
@@ -23,22 +15,15 @@ from torch.optim import Optimizer
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parsing_errors, require_regular
 from sbkit.base.messages import listed, plural
+from sbkit.checkpoint.folder import Checkpoint
 
+RENAMED_BY_SPEECHBRAIN = {  # parts of names, in its pull requests 2489 and 2463
+    ".mutihead_attn": ".multihead_attn",
+    ".convs_intermedite": ".convs_intermediate",
+}
 CHECKPOINT_CONTENT = "hold what training saved"  # "FILE must ...", in errors about checkpoints
 
 # ---- reading and averaging
-
-
-def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
-    """Return the modules that are saved as a state_dict, not by hooks of their own."""
-    custom = {**checkpointer.custom_load_hooks, **checkpointer.custom_save_hooks}
-    return {
-        name: recoverable
-        for name, recoverable in checkpointer.recoverables.items()
-        if isinstance(recoverable, nn.Module)
-        and name not in custom
-        and get_default_hook(recoverable, DEFAULT_LOAD_HOOKS) is torch_recovery
-    }
 
 
 def read_weights(file: Path) -> dict[str, Any]:
@@ -58,7 +43,14 @@ def read_weights(file: Path) -> dict[str, Any]:
         if size > 2 * file.stat().st_size:
             raise ValueError("its tensors are larger than the file")
         check_finite(weights, place=str(file))
-        return dict(hook_on_loading_state_dict_checkpoint(weights))
+        return {renamed(name): value for name, value in weights.items()}
+
+
+def renamed(name: str) -> str:
+    """Return the present name of a tensor that an earlier SpeechBrain has named."""
+    for former, present in RENAMED_BY_SPEECHBRAIN.items():
+        name = name.replace(former, present)
+    return name
 
 
 def average_checkpoints(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
@@ -90,14 +82,6 @@ def average_files(files: Sequence[Path], read: Callable[[Path], dict[str, Any]])
 
 
 # ---- checking against the model
-
-
-def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
-    """Raise BundleError for a checkpoint whose weights do not fit the modules."""
-    for name, module in modules_of(checkpointer).items():
-        if name in checkpoint.paramfiles:
-            weights = read_weights(checkpoint.paramfiles[name])
-            check_fits(weights, module, place=str(checkpoint.path))
 
 
 def check_fits(weights: Mapping[str, Any], module: nn.Module, *, place: str) -> None:

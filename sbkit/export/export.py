@@ -17,7 +17,6 @@ from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import load, save
-from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
 from sbkit.base.checksums import CHECKSUMS, find_damage, read_checksums, write_checksums
@@ -48,8 +47,8 @@ from sbkit.bundle.allowed_classes import ALLOWED_MODULES
 from sbkit.bundle.config import BUNDLE_FORMAT, CONFIG_FILE, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
-from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, Checkpointer
-from sbkit.checkpoint.folder import TASK
+from sbkit.checkpoint.folder import TASK, Checkpoint
+from sbkit.checkpoint.ranking import NORMALIZER, PARTS, SavedCheckpoints
 from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, read_description
 from sbkit.checkpoint.weights import average_checkpoints, check_same_model, part_names_of_yaml
 from sbkit.config.hparams import read_spec
@@ -381,7 +380,7 @@ def _modules_of(
 def read_checkpoints(run: Path) -> list[Checkpoint]:
     """Return the checkpoints that the run's test averages, or the best one before the test."""
     folder = run / CHECKPOINTS
-    checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
+    checkpoints = SavedCheckpoints(folder).find_averaged()
     if not checkpoints:
         raise BundleError(f"{folder} has no undamaged checkpoint to export.")
     best = checkpoints[0]

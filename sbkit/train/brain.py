@@ -29,13 +29,9 @@ from sbkit.base.errors import BundleError, ConfigError, translate
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
-from sbkit.checkpoint.checkpointer import (
-    NORMALIZER,
-    PARTS,
-    AveragedCheckpoints,
-    Checkpointer,
-)
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
+from sbkit.checkpoint.ranking import NORMALIZER, PARTS, AveragedCheckpoints
 from sbkit.checkpoint.rng import (
     random_state,
 )
@@ -325,7 +321,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if not (max_key or min_key) and type(self).metrics:
             keys = best_key(type(self).metrics)._asdict()
         elif not (max_key or min_key) and isinstance(self.checkpointer, Checkpointer):
-            keys = self.checkpointer.ranked_by()
+            keys = self.checkpointer.saved.ranked_by()
         self.on_evaluate_start(**keys)
 
     @contextmanager

@@ -28,7 +28,7 @@ from sbkit.base.messages import listed, short_value
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleFiles, Plain
 from sbkit.bundle.module_spec import SpecWriter
 from sbkit.bundle.task import Task
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.ranking import SavedCheckpoints
 from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, has_checkpoint, read_description
 from sbkit.checkpoint.weights import (
     average_checkpoints,
@@ -215,8 +215,8 @@ def read_named_weights(folder: Path) -> dict[str, Tensor]:
             parts = [*files.config.model]
         elif (folder / CHECKPOINTS).is_dir():
             parts = part_names_of_yaml(read_spec(folder / RUN_YAML).tree)
-            checkpointer = Checkpointer(folder / CHECKPOINTS)
-            best = checkpointer.find_averaged() or checkpointer.find_whole(1)
+            saved = SavedCheckpoints(folder / CHECKPOINTS)
+            best = saved.find_averaged() or saved.find_whole(1)
             if not best:
                 raise BundleError(f"`init_from`: {folder} has no undamaged checkpoint.")
             weights = merge_adapters(average_checkpoints(best, "model"))

@@ -29,7 +29,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import ConfigError, StopRequestedError
 from sbkit.base.torch_internals import multiply_gradients
-from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.ranking import RANKED_BY
 from sbkit.checkpoint.rng import (
     RandomState,
     isolated_rng,
@@ -571,7 +572,6 @@ def save_within_epoch(brain: sb.Brain) -> None:
             end_of_epoch=False,
             num_to_keep=1,
             ckpt_predicate=lambda checkpoint: INTRA_EPOCH_CKPT_FLAG in checkpoint.meta,
-            verbosity=logging.DEBUG,
         )
 
 

@@ -54,8 +54,8 @@ from sbkit.base.errors import ConfigError, SbkitError, concerning
 from sbkit.base.files import from_plain, read_file, to_json, write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.base.versions import data_versions, versions
-from sbkit.checkpoint.checkpointer import NORMALIZER
 from sbkit.checkpoint.folder import TASK
+from sbkit.checkpoint.ranking import NORMALIZER
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
     CHECKPOINTS,

@@ -17,7 +17,7 @@ from sbkit.base import imports
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import RUN_YAML
-from sbkit.checkpoint.checkpointer import AveragedCheckpoints
+from sbkit.checkpoint.ranking import AveragedCheckpoints
 from sbkit.commands.cli import run
 from sbkit.config.hparams import read_spec
 from sbkit.export.export import export_run

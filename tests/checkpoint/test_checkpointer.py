@@ -13,13 +13,17 @@ import pytest
 import torch
 from speechbrain.core import INTRA_EPOCH_CKPT_FLAG
 from speechbrain.processing.features import InputNormalization
+from speechbrain.utils.checkpoints import KEYS_MAPPING
+from speechbrain.utils.checkpoints import Checkpointer as SpeechBrains
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch import nn
 
 from sbkit.base.checksums import find_damage, write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import UNFINISHED
+from sbkit.checkpoint.ranking import RANKED_BY, AveragedCheckpoints, SavedCheckpoints
+from sbkit.checkpoint.weights import RENAMED_BY_SPEECHBRAIN, read_weights
 from tests.checkpoint.saves import checkpointer, line, recovered, save
 from tests.shortage import largest_file
 
@@ -95,7 +99,7 @@ def test_only_the_next_run_removes_unfinished_checkpoints(tmp_path: Path) -> Non
     being_written = tmp_path / f"{UNFINISHED}CKPT+2026-11-20+12-00-00+00"
     being_written.mkdir()
     assert recovered(tmp_path) == 0.5
-    assert len(Checkpointer(tmp_path).find_whole(2, min_key="CER")) == 1
+    assert len(SavedCheckpoints(tmp_path).find_whole(2, min_key="CER")) == 1
     checkpointer(tmp_path, line(0.0)).load_average(2)
     assert being_written.exists()
     checkpointer(tmp_path, line(0.0)).check_same_model()  # as a run does that goes on
@@ -174,6 +178,31 @@ def test_module_with_own_saver_is_restored(tmp_path: Path) -> None:
     assert [float(module.bias[0].detach()) for module in modules[1:]] == [2.0, 1.0]
 
 
+@pytest.mark.parametrize("kinds", [(Checkpointer, SpeechBrains), (SpeechBrains, Checkpointer)])
+def test_speechbrain_reads_our_checkpoints_and_we_read_theirs(
+    tmp_path: Path, kinds: tuple[type[SpeechBrains], type[SpeechBrains]]
+) -> None:
+    writer, reader = kinds
+    for value in (0.1, 0.2):
+        parts = {"model": line(value), "epochs": EpochCounter(3)}
+        next(iter(parts["epochs"]))
+        writer(tmp_path, parts).save_and_keep_only(meta={"CER": value}, min_keys=["CER"])
+    parts = {"model": line(0.0), "epochs": EpochCounter(3)}
+    newest = reader(tmp_path, parts).recover_if_possible()
+    assert (newest.meta["CER"], {*newest.paramfiles}) == (0.2, {"epochs", "model"})
+    assert (float(parts["model"].bias[0].detach()), parts["epochs"].current) == (
+        pytest.approx(0.2),
+        1,
+    )
+    assert reader(tmp_path, parts).find_checkpoint(min_key="CER").meta["CER"] == 0.1
+
+
+def test_tensors_are_renamed_as_by_speechbrain(tmp_path: Path) -> None:
+    assert RENAMED_BY_SPEECHBRAIN == KEYS_MAPPING
+    torch.save({"a.mutihead_attn.weight": torch.ones(1)}, tmp_path / "model.ckpt")
+    assert [*read_weights(tmp_path / "model.ckpt")] == ["a.multihead_attn.weight"]
+
+
 KEYS = {"min_key": "CER"}
 
 
@@ -205,7 +234,7 @@ def test_ranking_metric_finds_best(tmp_path: Path, ranked_by: dict[str, str], be
     for value in (3, 2):
         meta = {"TER": value, RANKED_BY: ranked_by}
         checkpointer(tmp_path, line(0.0)).save_checkpoint(meta=meta)
-    (checkpoint,) = Checkpointer(tmp_path).find_averaged()
+    (checkpoint,) = SavedCheckpoints(tmp_path).find_averaged()
     assert checkpoint.meta["TER"] == best
 
 
@@ -225,7 +254,7 @@ def test_averaging_takes_the_count_that_validates_best(
     assert (model.load(4), model.weight) == (count, weight)
     assert model.weights == [0.25, 0.15, 0.1]  # means of four, two and one
     # An export or a second test takes the same, and validates nothing.
-    averaged = Checkpointer(tmp_path).find_averaged(**KEYS)
+    averaged = SavedCheckpoints(tmp_path).find_averaged(**KEYS)
     assert [checkpoint.meta["CER"] for checkpoint in averaged] == [0.1, 0.2, 0.3, 0.4][:count]
     again = ValidatedModel(tmp_path, lambda _: math.nan)
     assert (again.load(4), again.weight, again.weights) == (count, weight, [])
@@ -243,7 +272,7 @@ def test_averaging_is_chosen_anew_after_more_training(tmp_path: Path) -> None:
     save(tmp_path, 0.4, 0.1)
     assert ValidatedModel(tmp_path, lambda _: 1.0).load(2) == 2  # of equal errors, the mean of most
     save(tmp_path, 0.2)
-    (best,) = Checkpointer(tmp_path).find_averaged(**KEYS)
+    (best,) = SavedCheckpoints(tmp_path).find_averaged(**KEYS)
     assert best.meta["CER"] == 0.1
     model = ValidatedModel(tmp_path, lambda value: abs(value - 0.15))
     assert (model.load(2), model.weight) == (2, 0.15)

@@ -13,6 +13,7 @@ from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import open_lock, try_lock
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import locked_folder
+from sbkit.checkpoint.ranking import SavedCheckpoints
 from tests.attacks.hostile import flip
 from tests.checkpoint.saves import checkpointer, cut, line, recovered, save, training
 
@@ -72,7 +73,7 @@ def test_second_run_in_folder_is_refused_until_first_ends(tmp_path: Path) -> Non
             with pytest.raises(SbkitError, match=f"Only one run at a time may save to {saves}"):
                 second()
         assert recovered(saves) is None  # reading is allowed
-        assert Checkpointer(saves).find_whole(1) == []
+        assert SavedCheckpoints(saves).find_whole(1) == []
         assert [path.name for path in saves.iterdir()] == [".lock"]
 
         first.kill()

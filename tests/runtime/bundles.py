@@ -10,8 +10,8 @@ from safetensors.torch import load, save
 
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.checksums import write_checksums
-from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS
 from sbkit.checkpoint.folder import TASK
+from sbkit.checkpoint.ranking import NORMALIZER, PARTS
 from sbkit.checkpoint.run_config import describe_spec, write_description
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.export import format_table

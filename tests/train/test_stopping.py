@@ -28,8 +28,9 @@ from sbkit.base.errors import (
     StoreError,
 )
 from sbkit.base.files import RUN_CONFIG_FILE
-from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
+from sbkit.checkpoint.ranking import AVERAGED_FILE
 from sbkit.checkpoint.run_config import CHECKPOINTS, LIMIT_PATH
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.metric import Metric
