@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 import train
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import StopRequestedError
 from sbkit.base.process import exit_code, run_main
 from sbkit.data.filesystem import ByteRange, read_ranges

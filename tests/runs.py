@@ -22,7 +22,7 @@ import soundfile
 import torch
 
 import train
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.commands.cli import run as sbkit
@@ -245,7 +245,7 @@ def load_brain(recipe: type[Recipe], yaml: str, *options: str) -> Any:
     hparams = load_hparams(ROOT / f"hparams/{yaml}.yaml", parse_overrides(options))
     hparams = hparams.with_values({"recipe": recipe()})
     options = {"hparams": hparams, "run_opts": {"device": "cpu"}}
-    return recipe.brain(modules={"model": hparams["model"]}, **options)
+    return recipe.brain_class()(modules={"model": hparams["model"]}, **options)
 
 
 def last_parameters(run: Path) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.bundle.bundle import read_bundle
 from sbkit.data.batch import Batch

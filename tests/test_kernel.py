@@ -53,7 +53,8 @@ class Head(torch.nn.Linear):
 CELL = """
 from pathlib import Path
 import my_models
-from recipes.asr.recipe import AsrRecipe, AsrBrain
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrRecipe
 from sbkit import Run
 from sbkit.config.overrides import parse_overrides
 from tests.runs import TINY

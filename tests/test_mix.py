@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from tests.runs import Workplace, records_of, rows_of, stopped_after
 

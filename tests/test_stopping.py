@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data import clip_decoding

@@ -141,7 +141,7 @@ def test_distributions_of_user_modules_are_found() -> None:
         ("nothing.there.X", "cannot be imported: it raised ModuleNotFoundError"),
         ("raising_recipe_of_a_test.X", "it raised ZeroDivisionError (division by zero)"),
         ("recipes.asr.recipe.NONE", "is not there"),
-        ("recipes.asr.recipe.AsrBrain", "is none"),
+        ("recipes.asr.brain.AsrBrain", "is none"),
     ],
 )
 def test_unsuitable_recipe_is_an_error_of_one_line(

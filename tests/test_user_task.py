@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from recipes.asr.recipe import AsrBrain, AsrRecipe
-from recipes.codec.recipe import CodecBrain, CodecRecipe
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrRecipe
+from recipes.codec.brain import CodecBrain
+from recipes.codec.recipe import CodecRecipe
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.config.hparams import Settings, load_hparams, read_spec

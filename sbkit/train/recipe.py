@@ -7,7 +7,7 @@ be imported, including from a file beside the YAML.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.imports import dotted_path, import_recipe, search_folders
@@ -21,7 +21,11 @@ from sbkit.data.corpus import Corpus
 from sbkit.data.sampler import StepSampler
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
-from sbkit.train.brain import Brain
+
+if TYPE_CHECKING:
+    from sbkit.train.brain import Brain
+
+BrainClass: TypeAlias = "type[Brain] | str"
 
 
 class Recipe(Task):
@@ -31,7 +35,8 @@ class Recipe(Task):
     the first base class that is no recipe, so the methods of a task belong there.
 
     Attributes:
-        brain: the class of the `sbkit.Brain` that trains it.
+        brain: the class of the `sbkit.Brain` that trains it, or its MODULE.NAME. Only training
+            imports that module: preparing data and scoring a model need no SpeechBrain.
         keys: what is declared about the keys of its YAMLs: `KEYS`, and its own, which count as read
             by its code.
 
@@ -41,7 +46,7 @@ class Recipe(Task):
     ...     brain = MyBrain  # doctest: +SKIP
     """
 
-    brain: ClassVar[type[Brain]]
+    brain: ClassVar[BrainClass]
     keys: ClassVar[Mapping[str, Key]] = KEYS
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -61,6 +66,14 @@ class Recipe(Task):
     def name(self) -> str:
         """The dotted path of the task that bundles store."""
         return next(dotted_path(kind) for kind in type(self).mro() if _is_task(kind))
+
+    def brain_class(self) -> "type[Brain]":
+        """Return the class of `brain`."""
+        if not isinstance(self.brain, str):
+            return self.brain
+        module, _, name = self.brain.rpartition(".")
+        kind: type[Brain] = getattr(import_recipe(module), name)
+        return kind
 
     def corpus(self, settings: Settings) -> Corpus | None:
         """Return the corpus that `prepare_splits` reads; None cannot be prepared as shards."""

@@ -443,7 +443,7 @@ def make_brain(run: PreparedRun, **run_opts: Any) -> Brain:
     if isinstance(hparams.get("decoder"), BeamDecoder):
         recipe.require_frames("`decoder` in the YAML")
     opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
-    brain = recipe.brain(
+    brain = recipe.brain_class()(
         modules={"model": hparams["model"]},
         opt_class=opt_class,
         hparams=hparams,

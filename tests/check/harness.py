@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from recipes.asr.recipe import AsrBrain, AsrRecipe
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrRecipe
 from sbkit.check.check import CHECKS, Check, check_run, open_checked_run
 from sbkit.check.checked_run import CheckedRun, Finding, RunSpec
 from sbkit.check.cost import check_cost

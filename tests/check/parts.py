@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.transformer import Transformer
 

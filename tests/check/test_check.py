@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module
 
 from docs.reference import CHECK_FIELDS, compare_fields
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check
 from sbkit.check.check import CheckResult, check_run

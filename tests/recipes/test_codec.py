@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from speechbrain import Stage
 from torchaudio.functional import melscale_fbanks
 
-from recipes.codec.recipe import CodecBrain, CodecRecipe
+from recipes.codec.brain import CodecBrain
+from recipes.codec.recipe import CodecRecipe
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio

@@ -21,8 +21,9 @@ import soundfile
 import torch
 from speechbrain import Stage
 
+from recipes.tts.brain import TtsBrain
 from recipes.tts.data import prepare_spoken
-from recipes.tts.recipe import TtsBrain, TtsRecipe
+from recipes.tts.recipe import TtsRecipe
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import PARTLY_DONE, SbkitError

@@ -14,6 +14,7 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 
+from recipes.vad.brain import NoisyOutputs, VadBrain
 from recipes.vad.data import (
     NOISE_DRAWS,
     NoisyClips,
@@ -25,7 +26,7 @@ from recipes.vad.data import (
     prepare_speech,
     take_noise,
 )
-from recipes.vad.recipe import NoisyOutputs, VadBrain, VadRecipe
+from recipes.vad.recipe import VadRecipe
 from sbkit.audio.augment import Augmentation, color, make_colored
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples, read_audio

@@ -20,7 +20,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recipes.asr.recipe import AsrBrain, AsrRecipe
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrRecipe
 from sbkit.base import machine
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError

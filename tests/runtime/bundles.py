@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.checksums import write_checksums
 from sbkit.checkpoint.folder import TASK
 from sbkit.checkpoint.ranking import NORMALIZER, PARTS

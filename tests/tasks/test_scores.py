@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.task import Task
 from sbkit.decoding.pool import RecognizedClip

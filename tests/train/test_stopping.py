@@ -18,7 +18,7 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch.utils.data import TensorDataset
 
-from recipes.asr.recipe import AsrBrain
+from recipes.asr.brain import AsrBrain
 from sbkit.base.errors import (
     BAD_INPUT,
     FAILED,

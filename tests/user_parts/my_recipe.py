@@ -1,4 +1,5 @@
-from recipes.asr.recipe import AsrBrain, AsrRecipe
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrRecipe
 from sbkit import Metric
 
 

@@ -1,6 +1,7 @@
 from speechbrain import Stage
 
-from recipes.asr.recipe import AsrBrain, AsrRecipe
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrRecipe
 
 
 class TwoPassBrain(AsrBrain):

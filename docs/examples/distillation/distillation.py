@@ -11,7 +11,8 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from recipes.asr.recipe import AsrBrain, AsrRecipe
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrRecipe
 from sbkit import ConfigError, Loss, load_bundle
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batch import TextBatch

@@ -7,8 +7,9 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.asr.recipe import AsrBrain
-from recipes.codec.recipe import CodecBrain, CodecRecipe
+from recipes.asr.brain import AsrBrain
+from recipes.codec.brain import CodecBrain
+from recipes.codec.recipe import CodecRecipe
 from sbkit.check.exported import check_export
 from sbkit.data.batch import TextBatch
 from sbkit.evaluate.wer import ScoredUtterance

@@ -9,7 +9,8 @@ from speechbrain import Stage
 from torch import nn
 from torch.optim import SGD
 
-from recipes.asr.recipe import AsrBrain, AsrRecipe
+from recipes.asr.brain import AsrBrain
+from recipes.asr.recipe import AsrRecipe
 from sbkit.data.batch import Batch
 from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
