@@ -99,10 +99,10 @@ class SavedCheckpoints:
     ) -> list[Checkpoint]:
         """Rank by a value of the meta file, or by date; the best come first.
 
-        The arguments are SpeechBrain's. NaN, the metric of data without labels, comes last. A
-        checkpoint without the value is left out.
+        The arguments are SpeechBrain's. Of equal values, the newer comes first. NaN, the metric of
+        data without labels, comes last. A checkpoint without the value is left out.
         """
-        checkpoints = [*filter(ckpt_predicate, self.all())]
+        checkpoints = sorted(filter(ckpt_predicate, self.all()), key=date_of)[::-1]
         if not (key := max_key or min_key or ""):
             return sorted(checkpoints, key=importance_key or date_of, reverse=True)
 

@@ -36,6 +36,8 @@ def test_newest_or_best_checkpoint_is_restored(tmp_path: Path) -> None:
     assert recovered(tmp_path) == pytest.approx(0.4)
     assert recovered(tmp_path, min_key="CER") == pytest.approx(0.2)
     assert recovered(tmp_path, max_key="CER") == pytest.approx(0.5)
+    checkpointer(tmp_path, line(0.3)).save_checkpoint(meta={"CER": 0.2})
+    assert recovered(tmp_path, min_key="CER") == pytest.approx(0.3)  # the newest of the best
 
 
 def test_recoverable_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
