@@ -24,7 +24,16 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import nearest, plural
 from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.check import cost, data, dry_run, exported, parameters, settings
-from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, Cost, Finding, has_device
+from sbkit.check.checked_run import (
+    CPU_OPTIONS,
+    CheckedRun,
+    Cost,
+    Finding,
+    count_steps,
+    has_device,
+    last_epoch_of,
+    planned_by,
+)
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
 from sbkit.distributed.device import ON_CPU
@@ -32,6 +41,7 @@ from sbkit.distributed.ranks import as_single_process, rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
+from sbkit.train.schedule import highest_factor
 from sbkit.train.setup import (
     RunData,
     build_run,
@@ -58,8 +68,8 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread),
     *(settings.check_freezing, settings.check_schedule, settings.check_causes),
-    *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, exported.check_export),
+    *(cost.check_recordings, cost.check_cost),  # the last one: it trains the Brain
 )
 CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps can train
     {
@@ -138,18 +148,20 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
             brain = make_brain(run_copy, **CPU_OPTIONS)
             reached = [*reachable({**dict(run_copy.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
-            small_steps = dry_run.take_small_steps(run_copy, brain, reached)
+            if (sampler := planned_by(run_copy)) is not None:
+                sampler.set_epoch(last_epoch_of(run_copy))
+            factor = highest_factor(brain.schedule, count_steps(run_copy), last_epoch_of(run_copy))
+            small_steps = dry_run.take_small_steps(run_copy, brain, reached, factor)
         run = CheckedRun(
             data=data,
             copy=run_copy,
             brain=brain,
             reached=reached,
+            highest_factor=factor,
             helpers=helpers,
             learnable=learnable,
             dry_run=small_steps,
         )
-        if run.sampler is not None:
-            run.sampler.set_epoch(run.last_epoch)
         yield run
 
 

@@ -18,6 +18,7 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
+from sbkit.audio.random_draws import seeded_draws
 from sbkit.audio.segments import max_unsegmented_samples
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
@@ -39,7 +40,7 @@ from sbkit.data.sampler import (
     step_sizes,
 )
 from sbkit.data.splits import sample_counts
-from sbkit.distributed.device import ON_CPU
+from sbkit.distributed.device import ON_CPU, Placement
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
 from sbkit.train.ownership import device_errors
 from sbkit.train.setup import build_again, make_brain
@@ -96,7 +97,9 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     placement = run.copy.placement
     device_bytes = _memory_of(placement.device)
     with real_steps(run) as steps:
-        peak_bytes, _ = _measure_step(steps, most_utterances)
+        peak_bytes = 0
+        if most_utterances != largest:
+            peak_bytes, _ = _measure_step(steps, most_utterances)
         peak_of_largest, step_seconds = _measure_step(steps, largest)
         fp32_seconds = None
         if placement.device.type == "cpu" and placement.precision != "fp32":
@@ -147,11 +150,12 @@ def _memory_of(device: torch.device) -> int:
 
 
 def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, float]:
-    """Return the peak bytes and the seconds of a training step, after a first one."""
+    """Return the peak bytes and the seconds of a training step."""
     batch = steps.load(micro_batch)
     with memory_errors(batch):
         steps.require_memory(micro_batch)
-        steps.run_step(batch)
+        if steps.brain.device.type != "cpu":
+            steps.run_step(batch)  # the first one compiles kernels and makes optimizer states
         seconds = steps.run_step(batch)
     return steps.peak_bytes, seconds
 
@@ -205,16 +209,26 @@ def check_recordings(run: CheckedRun) -> Iterator[Finding]:
 
 
 class RealSteps:
-    """Steps of a Brain with its optimizers: forward, backward, update; and evaluations."""
+    """Steps of a Brain with its optimizers: forward, backward, update; and evaluations.
+
+    For the CPU it is the Brain of the dry run, whose optimizers have their states already.
+    """
 
     def __init__(self, run: CheckedRun) -> None:
+        placement, loaders = run.copy.placement, run.copy.loaders
         factor = min(2, run.accumulation)  # more micro-batches take the same memory
-        run_copy = build_again(run.copy)
-        self.brain = make_brain(run_copy, compile=False, grad_accumulation_factor=factor)
-        # The other checks hold a model of their own, which training does not.
-        self._checker_model_bytes = _tensor_bytes(run.model)
-        self._loader = run.copy.loaders.train
-        begin_training(self.brain, run.copy.loaders, small_batch(run.copy))
+        self._loader = loaders.train
+        if placement.device.type == "cpu":
+            self.brain = run.brain
+            self.brain.grad_accumulation_factor = factor
+            self.brain.training_ctx = placement.autocast()
+            precision = run.spec.settings["eval_precision"]
+            self.brain.evaluation_ctx = Placement(placement.device, precision).autocast()
+            self.brain.training_step.train_mode()
+        else:
+            run_copy = build_again(run.copy)
+            self.brain = make_brain(run_copy, compile=False, grad_accumulation_factor=factor)
+            begin_training(self.brain, loaders, small_batch(run.copy))
 
     def load(self, micro_batch: MicroBatch, loader: Loader | None = None) -> Batch:
         """Load a batch of a loader, by default of the training set."""
@@ -233,6 +247,15 @@ class RealSteps:
         self.brain.modules.eval()
         self.brain.on_stage_start(Stage.VALID, 1)
         self.brain.evaluate_batch(batch, Stage.VALID)
+
+    def add_gradient(self, batch: Batch) -> None:
+        """Run forward and backward as in a step, without a change of the weights."""
+        brain = self.brain
+        brain.grad_accumulation_factor, factor = 2, brain.grad_accumulation_factor
+        brain.step = 1  # of two micro-batches
+        with seeded_draws([]):
+            brain.fit_batch(batch)
+        brain.grad_accumulation_factor = factor
 
     def run_step(self, batch: Batch) -> float:
         """Run a step, and return the seconds of a micro-batch."""
@@ -269,15 +292,15 @@ class RealSteps:
         The memory is extrapolated from two shares of the batch, because some of it, such as that of
         converted weights, does not grow with the batch.
 
-        loader: that of the batch. run: uses the batch; by default for a step of training.
+        loader: that of the batch. run: uses the batch; by default as a step of training does.
         """
         if self.brain.device.type != "cpu":
             return
-        run = run or self.run_step
+        run = run or self.add_gradient
         longest_first = sorted(micro_batch, key=lambda example: example.samples, reverse=True)
         num_rows = max(1, int(PROBED_SHARE * len(micro_batch)))
         shares = [self.load(longest_first[: count * num_rows], loader) for count in (1, 2)]
-        run(shares[0])  # makes gradients and optimizer states
+        run(shares[0])  # makes the gradients
         free_bytes = available_memory()
         growths: list[int] = []  # bytes of each run beyond those that were held
         for share in shares:
@@ -305,7 +328,7 @@ class RealSteps:
         """The most bytes held since `reset_peak` (outside Linux and a GPU: since the start)."""
         if self.brain.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.brain.device)
-        return _peak_process_bytes() - self._checker_model_bytes
+        return _peak_process_bytes()
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -1,5 +1,8 @@
 """A dry run: small steps of training and a validation on two short utterances, on the CPU.
 
+    two steps at the highest rate -> more, while a gradient is missing or zero -> the first weights
+    again -> a validation -> a second Brain with the state that a checkpoint would hold
+
 It shows whether the parts fit each other, what learns, whether a checkpoint holds all that training
 changes, and what an output depends on.
 
@@ -18,7 +21,6 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sbkit.audio.random_draws import seeded_draws
@@ -44,9 +46,6 @@ from sbkit.train.step import as_loss
 
 MAX_ROWS = 32  # read to find a short utterance, and one that is LENGTH_RATIO times as long
 LENGTH_RATIO = 4.0  # a layer that starts in the padding must start far from the end
-# Times the loss before, or 1. The loss of hparams/ctc.yaml falls to 0.7 at its `lr` of 0.0025; at
-# 10 times that rate it grows to 1.2, at 100 times to 6, at 1,000 times to 600.
-MAX_LOSS_GROWTH = 10.0
 # Without a gradient before a parameter counts as never trained. At `layerdrop: 0.8`, 30 steps skip
 # one of 24 layers each time in 3 % of the runs, 5 steps in all.
 MAX_STEPS = 30
@@ -62,11 +61,15 @@ MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in a
 
 
 def take_small_steps(
-    run_copy: PreparedRun, brain: Brain, reached: Sequence[tuple[Keys, object]]
+    run_copy: PreparedRun,
+    brain: Brain,
+    reached: Sequence[tuple[Keys, object]],
+    highest_factor: float,
 ) -> DryRun:
-    """Take small steps, and return their results.
+    """Take small steps, and return their results; the weights end as they began.
 
     reached: every object within the objects and the Brain, before `forward` makes parts.
+    highest_factor: of the declared rate, in the run.
     """
     run = DryRun()
     paths = {id(part): keys for keys, part in reached}
@@ -80,12 +83,13 @@ def take_small_steps(
     ):
         try:
             batch = small_batch(run_copy)
-            _run_epoch(run_copy, brain, batch, run)
+            _run_epoch(run_copy, brain, batch, run, highest_factor)
         except Exception as error:  # whatever a part or a hook raises
             run.error = error
         brain.modules.zero_grad(set_to_none=True)  # gradients are as large as the model
-        for optimizer in (brain.optimizers_dict or {}).values():
-            optimizer.state.clear()  # often twice as large
+        if run_copy.placement.device.type != "cpu":  # else `check_cost` steps on
+            for optimizer in (brain.optimizers_dict or {}).values():
+                optimizer.state.clear()  # often twice as large
         if run.error is None:
             copy = make_brain(build_again(run_copy), **CPU_OPTIONS)
             begin_training(copy, run_copy.loaders, batch)
@@ -115,29 +119,23 @@ class _Unreported(TrainingProgress):
     def report_epoch(self, figures: EpochFigures) -> None: ...
 
 
-def _run_epoch(run_copy: PreparedRun, brain: Brain, batch: object, run: DryRun) -> None:
-    """Take two steps (the first may break the second), or more until all has learned; validate.
-
-    The rate is 0, because the other checks need the initial weights, and no checkpoint is saved.
-    """
-
-    def record_trained(optimizer: Optimizer, *_: object) -> None:
-        run.trained |= {id(p) for p in brain.modules.parameters() if p.grad is not None}
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0
-
+def _run_epoch(
+    run_copy: PreparedRun, brain: Brain, batch: object, run: DryRun, highest_factor: float
+) -> None:
+    """Take steps, put the first weights back, and validate; no checkpoint is saved."""
     try:
         begin_training(brain, run_copy.loaders, batch)
     except Exception:
         training_loss(brain, batch)  # its error names a part that does not fit
         raise
-    trainable = {id(p) for p in brain.modules.parameters() if p.requires_grad}
-    with register_optimizer_step_pre_hook(record_trained):
-        for index in range(MAX_STEPS):
-            if index < 2 or not trainable <= run.trained:
-                loss = take_step(brain, batch)
-    if not run.trained:  # a loss that is not finite, as `check_steps` says, or a later step
-        run.trained = trainable
+    parameters = dict(brain.modules.named_parameters())
+    first_weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    loss = _take_steps(brain, batch, run, highest_factor)
+    average = brain.training_step.moving_average
+    average.restart()
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(first_weights[name])
     brain.training_metrics.progress = _Unreported(total_epochs=1, total_steps=1)
     checkpointer = brain.checkpointer
     brain.checkpointer = Checkpointer(run_copy.spec.folder / "trial")
@@ -146,6 +144,56 @@ def _run_epoch(run_copy: PreparedRun, brain: Brain, batch: object, run: DryRun) 
     losses = brain.evaluate_splits({"valid": [batch]}, Stage.VALID, phase="valid")
     brain.on_stage_end(Stage.VALID, mean_over_ranks(losses), 1)
     brain.checkpointer = checkpointer
+
+
+def _take_steps(brain: Brain, batch: object, run: DryRun, highest_factor: float) -> Loss:
+    """Take two steps, since the first may break the second; return the loss of the last.
+
+    They are taken at the highest rate of the schedule. More steps follow while a gradient is zero:
+    a head of zeros leaves the parts below it without one in the first step, and a step may skip a
+    layer.
+    """
+    named = named_parameters(brain.modules, brain.hparams.settings)
+    trainable = {id(p) for p in named.values() if p.requires_grad}
+    optimizers = brain.optimizers_dict or {}
+    is_zero: dict[int, bool] = {}  # in all steps; one that is not finite is skipped
+
+    def record(*_: object) -> None:
+        for parameter in brain.modules.parameters():
+            if (gradient := parameter.grad) is not None:
+                is_zero[id(parameter)] = is_zero.get(id(parameter), True) and not gradient.any()
+
+    set_rate(optimizers.values(), highest_factor)
+    run.rate, run.rate_of = max(
+        (
+            (group["lr"], name)
+            for name, optimizer in optimizers.items()
+            for group in optimizer.param_groups
+        ),
+        default=(0.0, ""),
+    )
+    run.loss_before = _losses_of(brain, batch).sum()
+    brain.training_step.train_mode()
+    buffers = [(buffer, buffer.clone()) for buffer in brain.modules.buffers()]
+    with register_optimizer_step_pre_hook(record):
+        for _ in range(2):
+            loss = take_step(brain, batch)
+        run.num_labels = loss.counts.sum()
+        run.loss_after = _losses_of(brain, batch).sum()
+        brain.training_step.train_mode()
+        if run.explodes:  # the other checks need finite statistics
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+        else:
+            for _ in range(2, MAX_STEPS):
+                if any(is_zero.values()) or not trainable <= is_zero.keys():
+                    loss = take_step(brain, batch)
+    # Without any, the loss is not finite, as `check_steps` says, or they step later.
+    run.trained = {*is_zero} or trainable
+    if not run.explodes:
+        run.zero = {key for key, value in is_zero.items() if value}
+    return loss
 
 
 def _find_unsaved(
@@ -337,58 +385,17 @@ def _trained_in_a_step(brain: Brain, batch: object) -> set[int]:
 
 
 def check_steps(run: CheckedRun) -> Iterator[Finding]:
-    """Find a rate at which two steps multiply the loss, and note gradients that are all zero.
-
-    They are taken at the highest rate of the schedule, from the initial weights. More steps follow
-    while a gradient is zero: a head of zeros leaves the parts below it without one in the first
-    step, and a step may skip a layer.
-    """
+    """Find a rate at which two steps multiply the loss of their own batch."""
     dry_run = run.dry_run
-    trained = run.brain
-    if dry_run.created or trained.optimizers_dict is None:
+    if dry_run.created or run.brain.optimizers_dict is None or not dry_run.explodes:
         return
-    batch = small_batch(run.copy)
-    setup = build_again(run.copy)
-    hparams = setup.hparams.with_values({"lr_schedule": None})
-    brain = make_brain(replace(setup, hparams=hparams), **CPU_OPTIONS)
-    begin_training(brain, setup.loaders, batch)
-    optimizers = brain.optimizers_dict or {}
-    set_rate(optimizers.values(), run.highest_factor)
-    rate, name = max(
-        (group["lr"], name)
-        for name, optimizer in optimizers.items()
-        for group in optimizer.param_groups
+    path = run.rate_path(dry_run.rate_of)
+    yield run.finding(
+        *path,
+        problem=f"Two steps at a learning rate of {dry_run.rate:g} raise the loss of their own "
+        f"batch from {dry_run.loss_before:.3g} to {dry_run.loss_after:.3g}",
+        fix=f"Lower `{dotted(path)}`.",
     )
-    before = _losses_of(brain, batch).sum()
-    brain.training_step.train_mode()
-    named = named_parameters(brain.modules, brain.hparams.settings)
-    is_zero: dict[str, bool] = {}  # in all steps; one that is not finite is skipped
-
-    def record_zeros(*_: object) -> None:
-        for name, parameter in named.items():
-            if parameter.grad is not None:
-                is_zero[name] = is_zero.get(name, True) and not parameter.grad.any()
-
-    with register_optimizer_step_pre_hook(record_zeros):
-        for _ in range(2):
-            count = take_step(brain, batch).counts.sum()
-    after = _losses_of(brain, batch).sum()
-    if not after - before < MAX_LOSS_GROWTH * before.abs().max(count):  # also if it is NaN
-        path = run.rate_path(name)
-        yield run.finding(
-            *path,
-            problem=f"Two steps at a learning rate of {rate:g} raise the loss of their own batch "
-            f"from {before:.3g} to {after:.3g}",
-            fix=f"Lower `{dotted(path)}`.",
-        )
-        return
-    brain.training_step.train_mode()
-    with register_optimizer_step_pre_hook(record_zeros):
-        for _ in range(2, MAX_STEPS):
-            if any(is_zero.values()):
-                take_step(brain, batch)
-    parameters = named_parameters(trained.modules, trained.hparams.settings)
-    dry_run.zero = {id(parameters[name]) for name in is_zero if is_zero[name]}  # for `check_unused`
 
 
 # ---- what does an output depend on?

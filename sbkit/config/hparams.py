@@ -239,8 +239,13 @@ class RunSpec:
     @property
     def recipe_modules(self) -> set[str]:
         """The modules of a recipe passed in Python, of its Brain, and of their base classes."""
-        classes = (self.recipe, getattr(self.recipe, "brain", None)) if self.recipe else ()
-        return {base.__module__ for class_ in classes if class_ for base in class_.__mro__}
+        if self.recipe is None:
+            return set()
+        brain: type | str | None = getattr(self.recipe, "brain", None)
+        if isinstance(brain, str):  # MODULE.NAME, not imported yet
+            return {base.__module__ for base in self.recipe.__mro__} | {brain.rpartition(".")[0]}
+        classes = [self.recipe] if brain is None else [self.recipe, brain]
+        return {base.__module__ for class_ in classes for base in class_.__mro__}
 
     def place(self, *keys: str | int) -> str:
         """Return "override of KEY" if the user has overridden the key, else FILE:LINE."""

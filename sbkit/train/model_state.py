@@ -46,6 +46,13 @@ class MovingAverage:
         self.optimizers: list[Any] = []
         self._swapped = False
 
+    def restart(self) -> None:
+        """Forget the averages, and the weights that an optimizer averages."""
+        self.swap_out()
+        self.shadow = {}
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+
     def delegate(self, optimizers: Iterable[Any]) -> bool:
         """Let those of the optimizers average the weights that can; return whether any does."""
         self.optimizers = [o for o in optimizers if hasattr(o, "train") and hasattr(o, "eval")]

@@ -83,7 +83,8 @@ def real_parts() -> Iterator[dict[str, Any]]:
     for name in ("ctc", "ctc_speechbrain", "vad", "codec", "tts"):
         spec = read_spec(ROOT / f"hparams/{name}.yaml", {"data_folder": "", "output_folder": ""})
         recipe = load_recipe(spec)
-        names = (*recipe.brain.parts, *recipe.brain.optional_parts)
+        brain = recipe.brain_class()
+        names = (*brain.parts, *brain.optional_parts)
         names = tuple(name for name in names if tag_of(spec.tree.get(name)))
         objects = {} if recipe.label_file is None else {recipe.label_key: labels}
         yield part_facts(spec.tree, objects, load_task(recipe.name), names)["parts"]

@@ -67,7 +67,7 @@ def run_on(
     data = RunData(spec=spec, recipe=recipe(), splits=splits, labels=labels, label_files=files)
     copy: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "reached", "helpers", "learnable", "dry_run"))
-    return CheckedRun(data=data, copy=copy, **parts)
+    return CheckedRun(data=data, copy=copy, highest_factor=1.0, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"
