@@ -245,7 +245,7 @@ def load_brain(recipe: type[Recipe], yaml: str, *options: str) -> Any:
     hparams = load_hparams(ROOT / f"hparams/{yaml}.yaml", parse_overrides(options))
     hparams = hparams.with_values({"recipe": recipe()})
     options = {"hparams": hparams, "run_opts": {"device": "cpu"}}
-    return recipe.brain_class()(modules={"model": hparams["model"]}, **options)
+    return recipe().brain_class()(modules={"model": hparams["model"]}, **options)
 
 
 def last_parameters(run: Path) -> dict[str, torch.Tensor]:

@@ -56,7 +56,8 @@ class ByLossBrain(LanguageBrain):
     metrics = {}
 
 
-class ByLossRecipe(LanguageRecipe, ByLoss):
+class ByLossRecipe(LanguageRecipe):
+    task = ByLoss()
     brain = ByLossBrain
 """
 

@@ -74,7 +74,8 @@ class OtherBrain(SimpleNamespace):
         super().__init__(network="another")
 
 
-class NamingRecipe(AsrRecipe, Naming):
+class NamingRecipe(AsrRecipe):
+    task = Naming()
     brain: Any = OtherBrain
 
 
@@ -100,7 +101,7 @@ def test_brain_with_the_arguments_of_speechbrain_knows_its_task(tmp_path: Path) 
         loaders=None,
     )
     brain = make_brain(setup)
-    assert brain.task is setup.recipe and isinstance(brain.network, CodecModel)
+    assert brain.task is setup.recipe.task and isinstance(brain.network, CodecModel)
 
 
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
@@ -113,13 +114,9 @@ def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
         make_brain(setup)
 
 
-def test_bundles_store_the_first_class_that_is_no_recipe() -> None:
-    class Mine(AsrRecipe): ...
-
-    assert Mine().name == "sbkit.tasks.asr.task.AsrTask"
-    assert NamingRecipe().name == f"{__name__}.Naming"
-    mixin = type("Mixin", (), {"note": "mine"})
-    assert type("Mixed", (mixin, AsrRecipe), {})().name == Mine().name
+def test_recipe_refuses_a_method_of_its_task() -> None:
+    """A bundle would lack it."""
+    assert NamingRecipe().task.name == f"{__name__}.Naming"
     with pytest.raises(SbkitError, match="`measure` of the recipe Wrong belongs to its task"):
         type("Wrong", (AsrRecipe,), {"measure": lambda self, results: {}})
 

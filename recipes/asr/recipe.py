@@ -24,9 +24,10 @@ from sbkit.train.recipe import BrainClass
 LM_ORDER = Range(low=0, high=MAX_ORDER, integer=True, advice="Pass 0 for no model.")
 
 
-class AsrRecipe(CorpusRecipe, AsrTask):
+class AsrRecipe(CorpusRecipe):
     """Train a recognizer on transcripts."""
 
+    task = AsrTask()
     brain: ClassVar[BrainClass] = "recipes.asr.brain.AsrBrain"
     keys: ClassVar[Mapping[str, Key]] = {
         **CorpusRecipe.keys,

@@ -10,9 +10,10 @@ from sbkit.tasks.codec.task import CodecTask
 from sbkit.train.recipe import BrainClass
 
 
-class CodecRecipe(CorpusRecipe, CodecTask):
+class CodecRecipe(CorpusRecipe):
     """Train a codec on audio."""
 
+    task = CodecTask()
     brain: ClassVar[BrainClass] = "recipes.codec.brain.CodecBrain"
     keys: ClassVar[Mapping[str, Key]] = {
         **CorpusRecipe.keys,

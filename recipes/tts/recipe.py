@@ -16,9 +16,10 @@ from sbkit.text.vocabulary import ClassLabels
 from sbkit.train.recipe import BrainClass
 
 
-class TtsRecipe(CorpusRecipe, TtsTask):
+class TtsRecipe(CorpusRecipe):
     """Train a voice on transcripts."""
 
+    task = TtsTask()
     brain: ClassVar[BrainClass] = "recipes.tts.brain.TtsBrain"
     keys: ClassVar[Mapping[str, Key]] = {
         **CorpusRecipe.keys,

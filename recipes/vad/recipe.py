@@ -15,9 +15,10 @@ from sbkit.tasks.vad.task import VadTask
 from sbkit.train.recipe import BrainClass
 
 
-class VadRecipe(CorpusRecipe, VadTask):
+class VadRecipe(CorpusRecipe):
     """Train a detector on clips in noise."""
 
+    task = VadTask()
     brain: ClassVar[BrainClass] = "recipes.vad.brain.VadBrain"
     keys: ClassVar[Mapping[str, Key]] = {
         **CorpusRecipe.keys,

@@ -110,7 +110,7 @@ def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
     hparams = run.copy.hparams
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
-    heads = {name: hparams.get(name) for name in run.data.recipe.heads}
+    heads = {name: hparams.get(name) for name in run.data.recipe.task.heads}
     if hasattr(hparams.get("Transformer"), "generation"):  # its decoder has tokens of its own
         heads.pop("seq_lin", None)
     sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}
@@ -347,7 +347,8 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
         fix="Download these clips again; they are used as they are.",
     )
     yield from _check_split_column(run)
-    is_voice = run.data.recipe.predicts == "audio"  # a synthesizer has the voice of its speaker
+    # A synthesizer has the voice of its speaker.
+    is_voice = run.data.recipe.task.predicts == "audio"
     if is_voice and (facts["splits"][TRAIN]["speakers"] or 0) > 1:
         named = Counter(filter(None, read_column(splits.train, "speaker"))).most_common()
         yield run.note(

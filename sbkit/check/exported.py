@@ -51,7 +51,7 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
     recipe, spec, labels = run.data.recipe, run.spec, run.data.labels
     try:
         modules = user_modules_of(spec)
-        task = load_task(recipe.name, user_modules=modules)
+        task = load_task(recipe.task.name, user_modules=modules)
         root = spec.tree
         objects = {} if task.label_file is None else {task.label_key: labels}
         names = getattr(run.brain.checkpointer, "meta", {}).get(PARTS, ())
@@ -69,7 +69,7 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         yield from failures or _compare(run, bundle)
     except SbkitError as error:
         problem = f"No bundle can hold the model. {error}".rstrip(".")
-        stops = recipe.has_model or bool(spec.settings["export_formats"])
+        stops = recipe.task.has_model or bool(spec.settings["export_formats"])
         yield run.finding(*(error.keys or ("model",)), problem=problem, stops=stops)
 
 

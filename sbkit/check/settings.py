@@ -209,7 +209,9 @@ def unread_keys(spec: RunSpec, names_read: Set[str]) -> Iterator[str]:
 
 def _runs_own_code(run: CheckedRun) -> bool:
     """Return whether the user has written a part of the Brain or of the recipe."""
-    kinds = (*type(run.brain).__mro__[:-1], *type(run.data.recipe).__mro__[:-1])
+    recipe = run.data.recipe
+    owners = (run.brain, recipe, recipe.task)
+    kinds = [kind for owner in owners for kind in type(owner).__mro__[:-1]]
     modules = [sys.modules.get(kind.__module__) for kind in kinds]
     return not all(is_library(getattr(module, "__file__", None) or "") for module in modules)
 
@@ -268,7 +270,7 @@ def check_schedule(run: CheckedRun) -> Iterator[Finding]:
 
 def check_causes(run: CheckedRun) -> Iterator[Finding]:
     """Note a learning rate or a vocabulary that keeps a recognizer from learning to write."""
-    if run.data.recipe.label_file != TOKENIZER_FILE:
+    if run.data.recipe.task.label_file != TOKENIZER_FILE:
         return
     settings = dict(run.copy.hparams.items())  # marks no key as read
     yield from _check_vocabulary(run, settings)
@@ -384,4 +386,4 @@ def check_initial_weights(run: CheckedRun) -> None:
 @concerning("export_formats")
 def check_formats(run: CheckedRun) -> None:
     """Refuse export formats that models of this task do not have."""
-    declared_formats(run.spec.settings, run.data.recipe)
+    declared_formats(run.spec.settings, run.data.recipe.task)

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 def measure_start(run: PreparedRun, brain: Brain) -> None:
     """Score the recognizer that a run starts from, if it does; write and log the figures."""
     folder, splits = run.spec.folder, run.loaders.splits
-    if has_checkpoint(folder) or not isinstance(run.recipe, AsrTask):
+    if has_checkpoint(folder) or not isinstance(run.recipe.task, AsrTask):
         return
     with rank0_then_others():
         (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # that of an earlier start

@@ -100,7 +100,7 @@ def _open_or_make(
     with rank0_then_others(), logging_unexportable():
         if rank() == 0 and not folder.exists():
             files = collect()
-    if run.recipe.decodes_frames and gather_over_ranks(files is not None)[0]:
+    if run.recipe.task.decodes_frames and gather_over_ranks(files is not None)[0]:
         fitted = fit(run, brain)
     brain.ping("export")
     with rank0_then_others(), logging_unexportable():
@@ -131,7 +131,7 @@ def logging_unexportable() -> Iterator[None]:
 def fit(run: PreparedRun, brain: Brain) -> FittedDecoder:
     """Fit a decoder, and the confidences of words, with the weights in memory."""
     settings, valid = run.spec.settings, run.splits.valid
-    task, rate = run.recipe, settings["sample_rate"]
+    task, rate = run.recipe.task, settings["sample_rate"]
     decoder = declared_decoder(run.hparams)
     language = settings["language"]
     table = run.splits.text_table(settings) if language else None
@@ -214,7 +214,7 @@ def _load_start(run: PreparedRun, bundle: TorchBundle) -> PreparedRun | None:
         tensors, start_tensors = map(read_named_weights, (run.spec.folder / BUNDLE, folder))
         if labels != start_labels or differing_tensors(tensors, start_tensors):
             return None
-        initialize_from([folder], start.hparams, run.recipe, run.spec.tree)
+        initialize_from([folder], start.hparams, run.recipe.task, run.spec.tree)
         return start
     if bundle.decoder_tokenizer is None:
         return None
@@ -229,7 +229,7 @@ def write_declared_formats(run: PreparedRun) -> None:
     """Write the missing ones of the formats that the YAML declares; log which of them fail."""
     folder = run.spec.folder
     try:
-        declared = declared_formats(run.spec.settings, run.recipe)
+        declared = declared_formats(run.spec.settings, run.recipe.task)
         names = [name for name in declared if not (folder / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
         with as_single_process():
@@ -275,7 +275,7 @@ def report(
     folder, settings = run.spec.folder, run.spec.settings
     test_report = ScoreReport(
         folder,
-        run.recipe,
+        run.recipe.task,
         sample_rate=settings["sample_rate"],
         labels=run.labels,
         metrics=brain.evaluator.metrics if type(brain).metrics else None,
@@ -335,5 +335,5 @@ def report(
         logger.info(f"{test_report.describe(scored)}, {weights}")
     for line in test_report.notes:
         logger.info(line)
-    for line in describe_worse(run.recipe.metrics, before, test_report.entries):
+    for line in describe_worse(run.recipe.task.metrics, before, test_report.entries):
         logger.warning(line)

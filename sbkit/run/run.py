@@ -222,7 +222,7 @@ class Run:
                 self._finish(prepared, brain)
             finally:
                 self.position = brain.position
-        if prepared.recipe.has_model and not (self.folder / BUNDLE).exists():
+        if prepared.recipe.task.has_model and not (self.folder / BUNDLE).exists():
             raise ExportError(
                 f"The run in {self.folder} has ended, and its checkpoint is tested, but no bundle "
                 f"can hold its model: {TEXT_LOG} says why. Correct that, and train anew."

@@ -154,7 +154,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             opt_class: makes the optimizer from the parameters; None for a Brain that only
                 evaluates, or makes its optimizers in `init_optimizers`.
             hparams: the values of the YAML, as attributes of `self.hparams`; `recipe` may be the
-                task: what the model predicts, and how it is scored.
+                recipe or its task: what the model predicts, and how it is scored.
             run_opts: such as `{"device": "cuda:0", "precision": "bf16"}`; they replace `hparams`.
             checkpointer: saves each epoch; None to save nothing.
         """
@@ -224,7 +224,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.epoch_share = 0.0
         self.is_last_batch = False
         self.resumed = ResumedPosition()
-        self.task = recipe if isinstance(recipe := settings.get(RECIPE), Task) else None
+        recipe = settings.get(RECIPE)
+        task = getattr(recipe, "task", recipe)
+        self.task = task if isinstance(task, Task) else None
         if type(self).parts:
             self.network = self.make_model()
 

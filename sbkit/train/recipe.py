@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from sbkit.base.errors import ConfigError, concerning
-from sbkit.base.imports import dotted_path, import_recipe, search_folders
+from sbkit.base.imports import import_recipe, search_folders
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.run_config import require_trusted
 from sbkit.config.document import Document
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 BrainClass: TypeAlias = "type[Brain] | str"
 
 
-class Recipe(Task):
-    """A task, and the methods that prepare and train its runs, in their order.
+class Recipe:
+    """How the runs of a task are prepared: the methods below, in their order.
 
-    Derive a class from a recipe, such as `AsrRecipe`, or from this one and a task. Bundles store
-    the first base class that is no recipe, so the methods of a task belong there.
+    Derive a class from a recipe, such as `AsrRecipe`, or from this one. Bundles store the name of
+    the task, so what a bundle needs, such as `predict`, belongs there.
 
     Attributes:
+        task: what is predicted, how it is scored, and which model a bundle is rebuilt as.
         brain: the class of the `sbkit.Brain` that trains it, or its MODULE.NAME. Only training
             imports that module: preparing data and scoring a model need no SpeechBrain.
         keys: what is declared about the keys of its YAMLs: `KEYS`, and its own, which count as read
@@ -46,26 +47,19 @@ class Recipe(Task):
     ...     brain = MyBrain  # doctest: +SKIP
     """
 
+    task: ClassVar[Task] = Task()
     brain: ClassVar[BrainClass]
     keys: ClassVar[Mapping[str, Key]] = KEYS
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a method of the task, which the bundles of a run would not have."""
         super().__init_subclass__(**options)
-        kinds = [kind for kind in cls.mro() if kind is not Recipe and not _is_task(kind)]
-        defined = [name for kind in kinds for name in vars(kind)]
-        names = [name for name in defined if name in vars(Task) and name[:2] != "__"]
-        if names:
+        if names := [name for name in vars(cls) if name in vars(Task) and name[:2] != "__"]:
             raise ConfigError(
                 f"`{names[0]}` of the recipe {cls.__name__} belongs to its task. Define it in a "
-                "module that imports nothing of `recipes`: class "
-                f"{cls.__name__}(AsrRecipe, MyTask)."
+                "subclass of the task, in a module that imports nothing of `recipes`, and set "
+                f"`task = MyTask()` in {cls.__name__}."
             )
-
-    @property
-    def name(self) -> str:
-        """The dotted path of the task that bundles store."""
-        return next(dotted_path(kind) for kind in type(self).mro() if _is_task(kind))
 
     def brain_class(self) -> "type[Brain]":
         """Return the class of `brain`."""
@@ -102,10 +96,6 @@ class Recipe(Task):
         Its examples have rows of `splits.train`: the utterances that `make_loaders` has kept.
         """
         return default
-
-
-def _is_task(kind: type) -> bool:
-    return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
 def load_trusted_recipe(spec: RunSpec, user_modules: Collection[str]) -> Recipe:

@@ -152,7 +152,7 @@ def keys_of(
 
 def user_modules_of(spec: RunSpec) -> frozenset[str]:
     """Return the user's modules that a YAML and the task of its recipe reach."""
-    names = (load_recipe(spec).name, *spec.module_names)
+    names = (load_recipe(spec).task.name, *spec.module_names)
     return frozenset(user_code(*names, with_unimported=True))
 
 
@@ -200,7 +200,7 @@ def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> Run
     return describe_spec(
         data.spec,
         data=data.splits.fingerprints,
-        label_file=data.label_files.get(data.recipe.label_file or ""),
+        label_file=data.label_files.get(data.recipe.task.label_file or ""),
         helpers=helpers,
         dependencies=hash_dependencies(data.spec),
     )
@@ -233,8 +233,8 @@ def require_files_of_run(spec: RunSpec, recipe: Recipe) -> None:
     """
     files = {
         ("checkpointer", "checkpoints_dir"): CHECKPOINTS,
-        (recipe.label_key, "model_file"): recipe.label_file,
-        (recipe.label_key, "file"): recipe.label_file,
+        (recipe.task.label_key, "model_file"): recipe.task.label_file,
+        (recipe.task.label_key, "file"): recipe.task.label_file,
         ("decoder", "language_models"): LANGUAGE_MODELS_FILE,
         ("decoder_tokenizer", "file"): DECODER_TOKENIZER_FILE,
     }
@@ -302,7 +302,7 @@ def prepare_labels(
 
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
-    names = [*filter(None, (recipe.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE))]
+    names = [*filter(None, (recipe.task.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE))]
     # Rank 0 has made what the others find.
     is_first = rank() == 0 and not has_checkpoint(spec.folder)
     made_from = digest_label_inputs(spec, splits) if is_first else None
@@ -316,8 +316,8 @@ def prepare_labels(
                 given_names.add(name)
             elif made_from not in (None, record.made_from):
                 continue
-            if name == recipe.label_file:
-                recipe.read_labels(file, file.read_bytes())  # an error names the run folder
+            if name == recipe.task.label_file:
+                recipe.task.read_labels(file, file.read_bytes())  # an error names the run folder
             shutil.copyfile(file, Path(scratch, name))
         settings = spec.settings.with_values({OUTPUT_FOLDER: scratch})
         labels = recipe.prepare_labels(settings, splits)
@@ -345,7 +345,7 @@ def write_label_files(data: RunData) -> None:
             file.unlink(missing_ok=True)
     for file, content in changed.items():
         write_bytes_atomically(file, content)
-    label_file = data.recipe.label_file or ""
+    label_file = data.recipe.task.label_file or ""
     is_users = label_file in data.label_files.keys() - LabelRecord.read(folder).files.keys()
     if is_users and not has_checkpoint(folder):
         logger.info(
@@ -399,7 +399,7 @@ def build_objects(data: RunData) -> Settings:
         hparams = build_hparams(spec)
     require_rate(hparams, hparams["sample_rate"])
     meta = hparams["checkpointer"].meta
-    meta[TASK] = data.recipe.name
+    meta[TASK] = data.recipe.task.name
     if isinstance(data.labels, Tokenizer):
         meta[NORMALIZER] = table_to_store(data.splits.text_table(spec.settings))
     return hparams
@@ -424,7 +424,7 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
         fill_output_layer(hparams)
     if folders := init_folders(settings):
         with concerning("init_from"):
-            lines += initialize_from(folders, hparams, run.recipe, run.spec.tree)
+            lines += initialize_from(folders, hparams, run.recipe.task, run.spec.tree)
     return lines
 
 
@@ -440,8 +440,9 @@ def fill_output_layer(hparams: Mapping[str, Any]) -> None:
 def make_brain(run: PreparedRun, **run_opts: Any) -> Brain:
     """Make the Brain of a recipe; `run_opts` take precedence over the YAML."""
     recipe, hparams = run.recipe, run.hparams.with_values({RECIPE: run.recipe})
+    task = recipe.task
     if isinstance(hparams.get("decoder"), BeamDecoder):
-        recipe.require_frames("`decoder` in the YAML")
+        task.require_frames("`decoder` in the YAML")
     opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
     brain = recipe.brain_class()(
         modules={"model": hparams["model"]},
@@ -450,9 +451,9 @@ def make_brain(run: PreparedRun, **run_opts: Any) -> Brain:
         run_opts={"device": run.placement.device, **run_opts},
         checkpointer=hparams["checkpointer"],
     )
-    if recipe.has_model and not isinstance(brain.network, recipe.model_class()):
+    if task.has_model and not isinstance(brain.network, task.model_class()):
         raise ConfigError(
-            f"`network` of the Brain must be a {recipe.model_class().__name__}, which bundles of "
+            f"`network` of the Brain must be a {task.model_class().__name__}, which bundles of "
             f"this run contain, but is a {type(brain.network).__name__}."
         )
     prepare_helpers(brain)

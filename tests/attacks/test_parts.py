@@ -86,8 +86,8 @@ def real_parts() -> Iterator[dict[str, Any]]:
         brain = recipe.brain_class()
         names = (*brain.parts, *brain.optional_parts)
         names = tuple(name for name in names if tag_of(spec.tree.get(name)))
-        objects = {} if recipe.label_file is None else {recipe.label_key: labels}
-        yield part_facts(spec.tree, objects, load_task(recipe.name), names)["parts"]
+        objects = {} if recipe.task.label_file is None else {recipe.task.label_key: labels}
+        yield part_facts(spec.tree, objects, load_task(recipe.task.name), names)["parts"]
 
 
 def mutate(plain: Any, draw: random.Random, foreign: list[Any]) -> Any:

@@ -63,9 +63,10 @@ def collate(rows: Sequence[Row], *, languages: ClassLabels, sample_rate: int) ->
     return LanguageBatch(**fields, languages=fields["audio_lengths"].new_tensor(ids))
 
 
-class LanguageRecipe(CorpusRecipe, LanguageIdentification):
+class LanguageRecipe(CorpusRecipe):
     """Train on a column of languages."""
 
+    task = LanguageIdentification()
     brain = LanguageBrain
 
     def prepare_splits(self, settings: Settings) -> Splits:
@@ -78,7 +79,7 @@ class LanguageRecipe(CorpusRecipe, LanguageIdentification):
 
     def prepare_labels(self, settings: Settings, splits: Splits) -> ClassLabels:
         """List the languages of the training set."""
-        file = Path(settings["output_folder"]) / self.label_file
+        file = Path(settings["output_folder"]) / self.task.label_file
         return ensure_labels(file, read_column(splits.train, COLUMN))
 
     def make_collate(self, hparams: Settings, labels: ClassLabels) -> Callable[..., LanguageBatch]:

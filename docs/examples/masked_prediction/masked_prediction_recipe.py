@@ -46,7 +46,8 @@ class MaskedBrain(Brain):
         return Loss((losses * masked).sum(1) * batch.weights, masked.sum(1) * batch.weights)
 
 
-class Pretraining(CorpusRecipe, MaskedPrediction):
+class Pretraining(CorpusRecipe):
     """Train on the audio of any corpus."""
 
+    task = MaskedPrediction()
     brain = MaskedBrain

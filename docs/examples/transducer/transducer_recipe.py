@@ -50,7 +50,8 @@ class TransducerBrain(Brain):
         return self.results_of([*map(RecognizedClip, texts)], batch)
 
 
-class TransducerRecipe(AsrRecipe, Transducer):
+class TransducerRecipe(AsrRecipe):
     """Train a transducer on transcripts."""
 
+    task = Transducer()
     brain = TransducerBrain
