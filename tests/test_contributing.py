@@ -163,13 +163,13 @@ def add_format(copy: Path) -> None:
 
 def add_loss(copy: Path) -> None:
     edit(copy / "sbkit/models/loss.py", ("", LOSS))
-    recipe = copy / "recipes/vad/recipe.py"
+    brain = copy / "recipes/vad/brain.py"
     before = "        return Loss(sums * batch.weights, mask"
     entropies = "        sums = sums + 0.0 * frame_entropy(log_probs, mask)\n"
-    edit(recipe, (before, entropies))
-    content = recipe.read_text()
+    edit(brain, (before, entropies))
+    content = brain.read_text()
     imported = "from sbkit.models.loss import Loss"
-    recipe.write_text(content.replace(f"{imported}\n", f"{imported}, frame_entropy\n"))
+    brain.write_text(content.replace(f"{imported}\n", f"{imported}, frame_entropy\n"))
 
 
 def add_key(copy: Path) -> None:
@@ -178,8 +178,9 @@ def add_key(copy: Path) -> None:
     edit(
         recipe,
         ('        "noise_prob": Key(Share),\n', '        "loss_weight": Key(NonNegative),\n'),
-        ("        return Loss(sums * batch.w", "        sums = sums * self.hparams.loss_weight\n"),
     )
+    weighted = "        sums = sums * self.hparams.loss_weight\n"
+    edit(copy / "recipes/vad/brain.py", ("        return Loss(sums * batch.w", weighted))
     content = recipe.read_text()
     imported = "Decibels, PositiveCount"
     recipe.write_text(content.replace(imported, "Decibels, NonNegative, PositiveCount"))
