@@ -191,6 +191,7 @@ UNSEEN: Mapping[str, str] = {
     "keep_tags": "its prompts have no tags",
     "symbols": "phonemes need espeak-ng",
     "ctc_pretrained:sample_rate": "it is that of the encoder",
+    "ctc_whisper:sample_rate": "it is that of the encoder",
     "whisper:sample_rate": "it is that of the encoder",
     "vad:level": "a detector takes only running",
     "compile": "it needs a compiler, and minutes",
