@@ -6,10 +6,18 @@
                                    -> end_validation, which saves
 
 docs/examples/nano.py has the same loop without several processes, precisions, checkpoints and hooks
-of a recipe, and a test compares their losses. A function takes the Brain whose hooks it calls.
+of a recipe, and a test compares their losses. A function takes the Brain whose hooks it calls. Most
+hooks lead back here: `brain.fit_batch` to `fit_batch`, `optimizers_step` to `step_or_skip`,
+`_fit_valid` to `validate`, `evaluate_batch` to `evaluate_batch`, `on_stage_end` of a validation to
+`end_validation`, and `brain.stopping`, which knows when it is time, to `save_within_epoch`.
+
 Losses are sums and counts, so that micro-batches and ranks add up to the gradient of the mean over
 the global batch. The host does not wait for the device: whether a step was skipped is read now and
 then.
+
+Legend: a step has `grad_accumulation_factor` micro-batches on each rank, the last one of an epoch
+perhaps fewer. `brain.step`, SpeechBrain's name, counts micro-batches of the epoch, and batches in
+an evaluation; `brain.optimizer_step` counts steps of the run. `state` is the `TrainingStep`.
 """
 
 import logging
@@ -61,8 +69,8 @@ from sbkit.train.step import (
     as_losses,
     clip_gradients,
     detached,
+    gradients_of,
     match_losses,
-    parameters_with_gradient,
     step_unless,
 )
 from sbkit.train.stopping import FIT_SECONDS, STALE_VALIDATIONS
@@ -95,8 +103,8 @@ def fit(
 
     Raises StopRequestedError after a signal, once the step is finished and saved.
     """
-    # A run, whose Brain `make_brain` gave its loaders, seeds the global generators at each step.
-    # A SpeechBrain recipe draws from them as they are.
+    # A run, whose Brain `make_brain` gave its loaders, seeds the global generators at each
+    # micro-batch that a RankSampler plans. A SpeechBrain recipe draws from them as they are.
     is_run = brain.loaders is not None
     if is_run and epochs is not brain.hparams.epoch_counter:
         raise ConfigError("`epoch_counter` must be `brain.hparams.epoch_counter`; set its `limit`.")
@@ -328,16 +336,18 @@ def read_metrics(brain: sb.Brain) -> None:
 def fit_batch(brain: sb.Brain, batch: Any) -> Objective:
     """Add one micro-batch's gradient, and step when the global batch is complete.
 
-    Returns the result of `compute_objectives`, without its graph.
+    A recipe's own, in its place, shares its gradients among the ranks itself, calls
+    `brain.optimizers_step` with the gradient of a mean when `brain.should_step`, and returns its
+    loss. Returns the result of `compute_objectives`, without its graph.
     """
-    step = brain.training_step
+    state = brain.training_step
     batch = brain.to_device(batch)
     if (brain.step - 1) % brain.grad_accumulation_factor == 0:  # the first of its step
-        step.buffers.save()  # the running statistics, in case the step is skipped
+        state.buffers.save()  # the running statistics, in case the step is skipped
     brain.on_fit_batch_start(batch, brain.should_step)
     with brain.no_sync(not brain.should_step), memory_errors(batch):
         with brain.training_ctx:
-            outputs, objective = step.ddp(batch)  # the recipe's forward and loss
+            outputs, objective = state.ddp(batch)  # the recipe's forward and loss
         add_gradient(brain, batch, objective)
     if brain.should_step:
         brain.owners.check()
@@ -348,7 +358,7 @@ def fit_batch(brain: sb.Brain, batch: Any) -> Objective:
 
 def add_gradient(brain: sb.Brain, batch: object, objective: Objective) -> None:
     """Add the gradients of a micro-batch; each loss moves the parameters of its optimizer."""
-    step = brain.training_step
+    state = brain.training_step
     optimizers: Mapping[str, Optimizer] = brain.optimizers_dict or {}
     losses = match_losses(objective, optimizers)
     totals = [loss.sums.sum() for loss in losses.values()]
@@ -365,9 +375,9 @@ def add_gradient(brain: sb.Brain, batch: object, objective: Objective) -> None:
     # The labels of each loss, and 1 if it is not finite: (losses, 2)
     labels = torch.stack([loss.counts.sum() for loss in losses.values()])
     counts = torch.stack([labels, ~torch.stack(totals).isfinite()], 1).to(torch.float32)
-    step.loss_names = [*losses]
-    step.counts = counts if step.counts is None else step.counts + counts
-    step.nonfinite.record(batch, torch.stack(totals).sum())
+    state.loss_names = [*losses]
+    state.counts = counts if state.counts is None else state.counts + counts
+    state.nonfinite.record(batch, torch.stack(totals).sum())
 
 
 # ---- a step
@@ -377,44 +387,47 @@ def divide_and_step(brain: sb.Brain) -> None:
     The factors include the world size, because DDP has averaged gradients that are to be summed. If
     the loss of any rank is not finite, they are NaN, so that all ranks skip the step together.
     """
-    step = brain.training_step
-    step.ddp.check_all_used()
-    labels, num_bad = sum_over_ranks(step.counts).unbind(1)  # (losses,), of all micro-batches
-    step.counts, step.num_bad = None, num_bad.sum()
-    factors = torch.where(step.num_bad > 0, torch.nan, world_size() / labels.clamp(min=1))
+    state = brain.training_step
+    state.ddp.check_all_used()
+    labels, num_bad = sum_over_ranks(state.counts).unbind(1)  # (losses,), of all micro-batches
+    state.counts, state.num_bad = None, num_bad.sum()
+    factors = torch.where(state.num_bad > 0, torch.nan, world_size() / labels.clamp(min=1))
     for name, optimizer in active_optimizers(brain).items():
-        factor = factors[step.loss_names.index(name) if len(factors) > 1 else 0]
-        grads = [p.grad for p in parameters_with_gradient(optimizer) if p.grad is not None]
-        if grads:
-            multiply_gradients(grads, factor.to(grads[0].device))
-    brain.optimizers_step()
+        factor = factors[state.loss_names.index(name) if len(factors) > 1 else 0]
+        if gradients := gradients_of(optimizer):
+            multiply_gradients(gradients, factor.to(gradients[0].device))
+    brain.optimizers_step()  # -> step_or_skip
     brain.modules.zero_grad(set_to_none=True)  # else gradients of a frozen optimizer add up
 
 
 def step_or_skip(brain: sb.Brain) -> None:
-    """Clip and step every optimizer, or none if a loss or a gradient is not finite."""
+    """Clip and step every optimizer, or none if a loss or a gradient is not finite.
+
+    A skipped step counts, but weights, optimizers, running statistics and averages stay the same.
+    """
     optimizers = active_optimizers(brain)
     if not optimizers:
         return
-    step, scaler = brain.training_step, brain.scaler
+    state, scaler = brain.training_step, brain.scaler
     # Optimizers without a gradient are left out: a GradScaler refuses them, and torch returns the
     # norm of no gradient on the CPU, whatever the device.
-    stepping = {n: o for n, o in optimizers.items() if [*parameters_with_gradient(o)]}
+    stepping = {name: o for name, o in optimizers.items() if gradients_of(o)}
     for optimizer in stepping.values():
         scaler.unscale_(optimizer)
     norms = {name: clip_gradients(o, brain.max_grad_norm) for name, o in stepping.items()}
-    is_finite = torch.stack([torch.zeros_like(step.num_bad), *norms.values()]).isfinite()
-    skipped = ~is_finite.all()  # (), on the device
+    has_bad_loss = state.num_bad > 0  # (), on the device, as all flags here
+    zero = torch.zeros_like(state.num_bad)  # if there are no norms
+    skipped = has_bad_loss | ~torch.stack([zero, *norms.values()]).isfinite().all()
     for optimizer in stepping.values():
         step_unless(skipped, optimizer, scaler)
-    step.buffers.restore(skipped)
+    state.buffers.restore(skipped)
     scaler.update()
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
     brain.evaluator.is_current = False
     brain.optimizer_step += 1
-    step.moving_average.update(brain.optimizer_step, skipped)
-    step.nonfinite.end_step(brain.optimizer_step, torch.stack([step.num_bad, skipped]))
+    state.moving_average.update(brain.optimizer_step, skipped)
+    state.nonfinite.end_step(brain.optimizer_step, torch.stack([state.num_bad, skipped]))
     are_several = len(brain.optimizers_dict or ()) > 1
     brain.training_metrics.log_gradients(norms, scaler, by_optimizer=are_several)
     if brain.device_type == "cpu":  # the host need not wait, and can stop at the bad step
@@ -580,5 +593,8 @@ def stop_if_signaled(brain: sb.Brain, *, in_training: bool = False) -> None:
     if not any(gather_over_ranks(brain.stopping.signals.received is not None)):
         return
     if in_training:
-        brain.stopping.leave(brain.optimizer_step)
-    raise StopRequestedError("Stopped outside of training; the same command or call does the rest.")
+        brain.stopping.leave(brain.optimizer_step)  # raises it, and says what is saved
+    else:
+        raise StopRequestedError(
+            "Stopped outside of training; the same command or call does the rest."
+        )

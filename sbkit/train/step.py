@@ -5,7 +5,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -284,7 +284,8 @@ def clip_gradients(optimizer: Optimizer, max_norm: float) -> Tensor:
     positive clips nothing; PyTorch would reverse the gradient.
     """
     limit = max_norm if max_norm > 0 else math.inf
-    return nn.utils.clip_grad_norm_(list(parameters_with_gradient(optimizer)), limit)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], limit)
 
 
 def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
@@ -307,7 +308,7 @@ def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> No
         scaler.step(optimizer)
 
 
-def parameters_with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters of all groups that have a gradient."""
-    for group in optimizer.param_groups:
-        yield from (p for p in group["params"] if p.grad is not None)
+def gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the gradients of all parameters that have one."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [p.grad for p in parameters if p.grad is not None]
