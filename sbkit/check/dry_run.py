@@ -172,15 +172,12 @@ def _take_steps(brain: Brain, batch: object, run: DryRun, highest_factor: float)
         ),
         default=(0.0, ""),
     )
-    run.loss_before = _losses_of(brain, batch).sum()
-    brain.training_step.train_mode()
     buffers = [(buffer, buffer.clone()) for buffer in brain.modules.buffers()]
     with register_optimizer_step_pre_hook(record):
-        for _ in range(2):
-            loss = take_step(brain, batch)
-        run.num_labels = loss.counts.sum()
-        run.loss_after = _losses_of(brain, batch).sum()
-        brain.training_step.train_mode()
+        first, loss = take_step(brain, batch), take_step(brain, batch)
+        run.loss_before, run.num_labels = first.sums.sum(), first.counts.sum()
+        with torch.no_grad(), seeded_draws([]):
+            run.loss_after = training_loss(brain, batch).sums.sum().cpu()
         if run.explodes:  # the other checks need finite statistics
             with torch.no_grad():
                 for buffer, before in buffers:

@@ -102,7 +102,7 @@ def test_only_missing_formats_are_written(
     monkeypatch.setattr(export_and_test, "add_formats", add_formats)
     monkeypatch.setattr(export_and_test, "user_modules_of", lambda _: modules)
     spec = SimpleNamespace(folder=tmp_path, settings={})
-    run: Any = SimpleNamespace(spec=spec, recipe=None)
+    run: Any = SimpleNamespace(spec=spec, recipe=SimpleNamespace(task=None))
     for name in formats:
         write_declared_formats(run)
         (tmp_path / "bundle" / name).mkdir(parents=True)

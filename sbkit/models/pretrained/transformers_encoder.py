@@ -160,8 +160,9 @@ def run_body(
         output = body(x, attention_mask=within, output_hidden_states=middle is not None)
     if middle is None:
         return output.last_hidden_state, None
-    last = len(output.hidden_states) - 1  # without the layers that LayerDrop skipped
-    return output.last_hidden_state, output.hidden_states[min(middle, last)]
+    # Without the layers that LayerDrop skipped, which may be all
+    states = output.hidden_states or (output.last_hidden_state,)
+    return output.last_hidden_state, states[min(middle, len(states) - 1)]
 
 
 def _find_class(config: Config, kind: str) -> Any:

@@ -98,6 +98,14 @@ def test_layerdrop_is_the_share_of_skipped_layers() -> None:
     assert len(computed) / 200 == pytest.approx(0.8, abs=0.08)
 
 
+def test_step_may_skip_all_layers_of_transformers() -> None:
+    config = tiny_config("wav2vec2-bert")
+    _, encoder = make_parts(config, **PLAIN | {"layerdrop": 1.0})
+    x, lengths = torch.randn(1, 9, 40), torch.tensor([9])
+    states, middle = encoder.train().encode_with_intermediate(x, lengths)
+    torch.testing.assert_close(middle, states)
+
+
 def test_intermediate_states_are_those_of_the_named_layer() -> None:
     config = tiny_config(do_stable_layer_norm=True)
     _, middle = make_parts(config, **PLAIN)
