@@ -251,13 +251,20 @@ class TrainingMetrics:
     def log_gradients(
         self, norms: Mapping[str, Tensor], scaler: GradScaler, *, by_optimizer: bool
     ) -> None:
-        """Add the gradient norms of a step, and the scale of a GradScaler."""
+        """Add the gradient norms of a step, and the scale of a GradScaler.
+
+        They are equal on all ranks, which share their count, so that steps of a start on another
+        number of ranks weigh the same in the mean of an epoch.
+        """
         self.meter.steps += 1
+        share = 1 / world_size()
         for name, norm in norms.items():
-            self.meter.log(f"{GRAD_NORM}/{name}" if by_optimizer else GRAD_NORM, norm, 1)
+            self.meter.log(
+                f"{GRAD_NORM}/{name}" if by_optimizer else GRAD_NORM, norm * share, share
+            )
         if scaler.is_enabled():  # its tensor; `get_scale` would wait for the device
             one = torch.ones((), device=self.meter.device)
-            self.meter.log(GRAD_SCALE, scaler.scale(one), 1)
+            self.meter.log(GRAD_SCALE, scaler.scale(one) * share, share)
 
     def _warn_of_skips(self, reading: MetricTotals) -> None:
         """Say once that most gradients are not finite, after the steps that find the scale."""

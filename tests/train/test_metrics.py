@@ -32,6 +32,20 @@ def test_meter_adds_small_sums_exactly() -> None:
     assert meter.read().sums["loss"][0] == 2**24 + 100  # float32 would have stayed at 2**24
 
 
+def test_gradient_norm_of_a_step_counts_once_on_any_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a start on two ranks would weigh double in the mean of a resumed epoch."""
+    metrics = TrainingMetrics(CPU)
+    for ranks in (1, 2):
+        monkeypatch.setattr("sbkit.train.metrics.world_size", lambda: ranks)  # noqa: B023
+        for _ in range(ranks):  # each of them logs the norm
+            norm = torch.tensor(3.0 * ranks)
+            metrics.log_gradients({"": norm}, GradScaler(enabled=False), by_optimizer=False)
+    monkeypatch.setattr("sbkit.train.metrics.world_size", lambda: 1)
+    assert metrics.meter.read().sums["grad_norm"] == (9.0, 2.0)
+
+
 def test_meter_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
