@@ -38,6 +38,7 @@ NOTE = "\n\n<!-- `python -m docs.reference` writes this page. -->\n\n"
 FILE_LISTS = {
     "A run folder": "sbkit/train/setup.py",
     "A bundle": "sbkit/bundle/bundle.py",
+    "The labels of a recognizer, in both": "sbkit/tasks/asr/task.py",
     "The formats in a bundle": "sbkit/export/formats.py",
     "A folder of scores": "sbkit/commands/score.py",
     "A prepared corpus": "sbkit/data/prepared.py",

@@ -65,10 +65,10 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.export.parity import Candidate
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
 
 
-def write_numpy(bundle: TorchBundle, folder: Path) -> list[Candidate]:
+def write_numpy(bundle: Bundle[TorchModel], folder: Path) -> list[Candidate]:
     """Write all weights into a file of numpy."""
     weights = bundle.model.network.state_dict()
     np.savez(folder / "weights.npz", **{name: w.cpu().numpy() for name, w in weights.items()})

@@ -33,7 +33,7 @@ def test_run_starts_from_a_bundle_with_another_head(
         assert workplace.train_here(run, *ONE_EPOCH, *options, *tokens) == 0
     measure.assert_not_called()  # the statistics are those of the bundle
     output = capsys.readouterr().out
-    assert " of 40 rows by token: " in output
+    assert " of 40 rows by label: " in output
     assert "loaded: CNN." in output
     theirs, ours = load_file(bundle / "model.safetensors"), last_parameters(run)
     assert torch.equal(theirs["0.conv1.weight"], ours["0.conv1.weight"])  # frozen

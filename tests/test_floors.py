@@ -1,6 +1,7 @@
 """A file imports only from its own floor and from lower ones."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -93,6 +94,15 @@ def test_file_imports_only_from_its_floor_and_below(name: str) -> None:
                 task, imported_task = (module.split(".")[2] for module in (name, imported))
                 is_allowed = task == imported_task or (task, imported_task) in TASK_IMPORTS
                 assert is_allowed, f"{name} imports {imported}, another task"
+
+
+@pytest.mark.parametrize("name", ["bundle", "check", "run", "train"])
+def test_room_of_all_tasks_has_no_word_of_recognizers(name: str) -> None:
+    """What such a word is about belongs into `sbkit/tasks/asr` or `recipes/asr`."""
+    words = re.compile(r"(?i)(?<!abstra)ctc(?!\w*\.yaml)|blank|token|hotword|transcript")
+    for file in files(f"sbkit/{name}"):
+        for line in file.read_text("utf-8").splitlines():
+            assert not words.search(line), f"{file}: {line}"
 
 
 def test_folders_form_no_circle() -> None:

@@ -46,9 +46,10 @@ from sbkit.base.units import seconds_to_samples
 from sbkit.decoding.word_times import GREEDY
 from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_sets import prepare_user_set, read_whole_clips
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle, as_recognizer
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.tasks.asr.session import Final, Session, StreamingRecognizer, advance_batch
 from sbkit.tasks.vad.predict import VoiceDetector
@@ -283,7 +284,9 @@ class Recognizer:
         return str(len("".join(text.split())))
 
 
-def read_scenes(bundle: TorchBundle, data: Path | None, num_clips: int | None) -> list[Scene]:
+def read_scenes(
+    bundle: AsrBundle[TorchModel], data: Path | None, num_clips: int | None
+) -> list[Scene]:
     """Read clips of all lengths, the shortest first; the other clip of a scene is the next one."""
     if data is None:
         data = prepare_prompts(language=bundle.config.language or "en") / "test.tsv"
@@ -301,7 +304,10 @@ def read_scenes(bundle: TorchBundle, data: Path | None, num_clips: int | None) -
 
 
 def open_way(
-    way: str, bundle: TorchBundle, opened: ThreadedBundle, detector: VoiceDetector | None
+    way: str,
+    bundle: AsrBundle[TorchModel],
+    opened: AsrBundle[ModelThread],
+    detector: VoiceDetector | None,
 ) -> Transcribe:
     """Return the function that transcribes clips in one of the WAYS."""
     if way == LIVE:
@@ -353,11 +359,11 @@ def main() -> None:
     speechless: dict[str, Recognizer] = {}
     with ExitStack() as stack:
         for folder in options.bundles:
-            bundle = load_bundle(folder).with_decoder(GREEDY)
+            bundle = as_recognizer(load_bundle(folder, decoder=GREEDY))
             scenes = read_scenes(bundle, options.data, options.clips)
             thread = ModelThread(partial(getattr, bundle, "model"))
             stack.callback(thread.close)
-            opened = ThreadedBundle.from_contents(bundle, thread)
+            opened = bundle.with_model(thread)
             is_live = bundle.model.streaming is not None
             for way in options.ways or [TRANSCRIBED, *[LIVE] * is_live]:
                 column = f"{folder}, {way}"

@@ -30,9 +30,10 @@ from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_sets import prepare_test_sets, prepare_user_set, read_whole_clips
-from sbkit.runtime.torch_model import TorchBundle, TorchModel
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle, as_recognizer
 from sbkit.tasks.asr.session import (
     Endpoint,
     Event,
@@ -97,7 +98,7 @@ def main() -> None:
     parser.add_argument("--chunks", metavar="MS,MS", default="320,640,1280")
     options = parser.parse_args()
     with exported_bundle(options.model) as folder:
-        bundle = load_bundle(folder)
+        bundle = as_recognizer(load_bundle(folder))
         clips = list(read_clips(bundle, options))
         sides: dict[str, Callable[[], Figures]] = {}
         decoders = {GREEDY: bundle.with_decoder(GREEDY)}
@@ -110,7 +111,9 @@ def main() -> None:
         measure_once(sides)
 
 
-def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[ClipWithText]:
+def read_clips(
+    bundle: AsrBundle[TorchModel], options: argparse.Namespace
+) -> Iterator[ClipWithText]:
     """Yield all clips with their texts."""
     if options.data is not None:
         sets = [prepare_user_set(bundle, options.data)]
@@ -121,7 +124,7 @@ def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Cli
             yield from ((np.asarray(row["audio"]), row["text"]) for row in batch.values())
 
 
-def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
+def set_chunk(bundle: AsrBundle[TorchModel], chunk_ms: int | None) -> None:
     """Set the chunk size of a streaming model; None is for whole clips."""
     encoder = bundle.model.network.encoder.modules.get("Transformer")
     if streaming := getattr(encoder, "streaming", None):  # `StreamingRecognizer` refuses others
@@ -129,7 +132,7 @@ def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
         encoder.streaming = replace(streaming, chunk_frames=chunk_frames)
 
 
-def score_whole(bundle: TorchBundle, clips: Sequence[ClipWithText]) -> Figures:
+def score_whole(bundle: AsrBundle[TorchModel], clips: Sequence[ClipWithText]) -> Figures:
     """Measure the error rates of a model that sees whole clips."""
     set_chunk(bundle, None)
     pairs = [(text, *bundle.transcribe([audio])) for audio, text in clips]
@@ -137,14 +140,14 @@ def score_whole(bundle: TorchBundle, clips: Sequence[ClipWithText]) -> Figures:
     return rates(errors, [has_wrong_end(*pair) for pair in pairs])
 
 
-def measure(bundle: TorchBundle, clips: Sequence[ClipWithText], chunk_ms: int) -> Figures:
+def measure(bundle: AsrBundle[TorchModel], clips: Sequence[ClipWithText], chunk_ms: int) -> Figures:
     """Run each clip through a session, and through another that continues with silence."""
     set_chunk(bundle, chunk_ms)
     results = LiveResults()
     network, rate = bundle.model.network, bundle.config.sample_rate
     model = TorchModel(network, parts=(), sample_rate=rate)  # it makes its streaming form once
     silence = np.zeros(round(SILENCE_SECONDS * rate), np.int16)
-    opened = ThreadedBundle.from_contents(bundle, ModelThread(lambda: model))
+    opened = bundle.with_model(ModelThread(lambda: model))
     with StreamingRecognizer(bundle=opened) as recognizer:
         for audio, text in clips:
             session = Session(recognizer)

@@ -67,8 +67,9 @@ def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, the shortest first, and transcribe them with the bundle."""
     from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.score_sets import prepare_user_set, read_whole_clips
+    from sbkit.tasks.asr.bundle import as_recognizer
 
-    bundle = load_bundle(folder).with_decoder("greedy")
+    bundle = as_recognizer(load_bundle(folder, decoder="greedy"))
     rows = prepare_user_set(bundle, data)
     clips = [row["audio"] for batch in read_whole_clips(rows, RATE) for row in batch.values()]
     return clips, in_batches(bundle.transcribe)(clips)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, max_unsegmented_samples
-from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.beam import declared_decoder
@@ -29,6 +28,7 @@ from sbkit.evaluate.wer import (
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.encoder import COMPOSED, ENCODER, Predictions
 from sbkit.models.loss import Loss, attention_loss, ctc
+from sbkit.tasks.asr.bundle import encode_in_segments
 from sbkit.tasks.asr.model import AsrModel
 from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.transcripts import transcript_normalizer

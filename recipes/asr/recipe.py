@@ -1,7 +1,7 @@
 """The data, the labels and the keys of a recognizer's runs."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import CorpusRecipe, prepare_transcripts
@@ -71,3 +71,8 @@ class AsrRecipe(CorpusRecipe):
     prepare_splits = staticmethod(prepare_transcripts)
     prepare_labels = staticmethod(prepare_tokenizer)
     make_loaders = staticmethod(make_asr_loaders)
+
+    def checks(self) -> Sequence[Callable[[Any], Any]]:
+        from recipes.asr.checks import CHECKS
+
+        return CHECKS

@@ -32,6 +32,7 @@ from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column, sample_counts
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.tasks.asr.bundle import as_recognizer
 from sbkit.tasks.vad.task import (
     LABEL_COLUMNS,
     SPANS_ADVICE,
@@ -51,9 +52,8 @@ def prepare_speech(settings: SettingValues) -> Splits:
         splits = prepare_audio(settings)
     else:
         with exported_bundle(Path(settings["recognizer"])) as folder:
-            recognizer = load_bundle(folder)
+            recognizer = as_recognizer(load_bundle(folder))
             checksums = read_checksums(folder)
-        recognizer.task.require_prediction("text", command="transcribe")
         files = (CONFIG_FILE, WEIGHTS_FILE, recognizer.task.label_file)
         made_from = {name: checksums[name] for name in filter(None, files)}
         splits = prepare_transcripts(settings)

@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -151,17 +151,19 @@ def size_and_mtime(path: Path | str) -> tuple[int, int]:
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """Encode plain data and numbers of NumPy or torch as JSON; NaN and infinity become null."""
+    """Encode plain data, dataclasses and numbers of NumPy or torch as JSON; NaN becomes null."""
     encode = partial(json.dumps, indent=indent, ensure_ascii=False, allow_nan=False)
     try:
         return encode(value)
-    except (TypeError, ValueError):  # a number of NumPy or torch, or one that is not finite
+    except (TypeError, ValueError):  # a dataclass, a number of NumPy or torch, or one not finite
         return encode(_to_plain(value))
 
 
 def _to_plain(value: Any) -> object:
     if getattr(value, "ndim", None) == 0:  # a number of NumPy or torch
         value = value.item()
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.audio.decode import MAX_RATE_HZ, MIN_RATE_HZ
-from sbkit.base.checksums import CHECKSUMS, check_unchanged
+from sbkit.base.checksums import CHECKSUMS, check_unchanged, read_checksums
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML, from_plain, parsing_errors, read_regular
 from sbkit.base.messages import listed
@@ -30,13 +30,13 @@ class BundleConfig:
     sample_rate: in Hz.
     model: the keys of the parts in the ModuleList, in order; none if transformers runs the model.
     parts: every part as plain data, by key.
-    language: of the transcripts.
-    normalizer: the normalization table of the training transcripts, also applied to references and
-        hotwords; None for the table that this sbkit has for the language.
+    language: of the texts.
+    normalizer: the normalization table of the training texts, also applied to references and to
+        phrases of requests; None for the table that this sbkit has for the language.
     decoder: its beam size, weights and use of the attention decoder, and its error rates on the
         validation set; None for greedy decoding.
     confidence: the fitted weights of word features, by the name of the decoder; may be empty.
-    word_offsets: the offsets from the frames of tokens to the times of words.
+    word_offsets: the offsets from the frames of labels to the times of words.
     """
 
     task: str
@@ -55,7 +55,7 @@ class BundleConfig:
 
     @property
     def text_table(self) -> TextTable:
-        """The table that normalizes references and hotwords."""
+        """The table that normalizes texts."""
         return self.normalizer or language_table(self.language or "und")
 
 
@@ -114,6 +114,10 @@ class BundleFiles:
         content = read_regular(self.folder / name, subject=f"A bundle's {name}")
         check_unchanged({name: content}, self._checksums, folder=self.folder)
         return content
+
+    def has(self, name: str) -> bool:
+        """Return whether the bundle lists a file."""
+        return name in read_checksums(self.folder)
 
     def read_modules(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read the code of the named modules that the bundle holds."""

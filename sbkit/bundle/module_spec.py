@@ -35,7 +35,7 @@ from sbkit.bundle.allowed_classes import canonical, find_allowed
 from sbkit.bundle.config import Plain
 from sbkit.config.document import TUPLE, read_tuple, tag_of
 
-GETATTR_TAG = "!apply:getattr"  # HyperPyYAML's form of `!ref <tokenizer.vocab_size>`
+GETATTR_TAG = "!apply:getattr"  # HyperPyYAML's form of `!ref <labels.size>`
 ARGUMENTS_KEY = "arguments"
 TUPLE_KEY = "tuple"
 RESERVED_KEYS = {"new", TUPLE_KEY, ARGUMENTS_KEY}  # a mapping may have a key `name`

@@ -3,7 +3,7 @@
 The models in torch and onnxruntime and the thread around them implement the protocols; this module
 imports neither library.
 
-Legend: B sessions, S samples, U frames, V tokens, D model width, N hypotheses, L tokens.
+Legend: B sessions, S samples, U frames, V labels, D model width, N texts, L labels of a text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ DeviceArray = Any  # an array on the device of a model, for that model only
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Encoded:
-    """The encoder's output for a clip: CTC log_probs (U, V), and states (U, D).
+    """The encoder's output for a clip: log_probs (U, V) of its frames, and states (U, D).
 
     The states are the input of the attention decoder. ONNX models return them only if that decoder
-    has its own tokens.
+    generates texts.
     """
 
     log_probs: LogProbs
@@ -72,27 +72,31 @@ class EffectiveRuntime:
         return ", ".join(words)
 
 
-class ClipModel(Protocol):
-    """The model of a recognizer, which takes whole clips."""
+class AttentionDecoder(Protocol):
+    """A decoder of texts that attends to the states of a clip's frames."""
+
+    def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
+        """Score texts: (U, D), (N, L + 1) with the end -> (N,)."""
+
+    def generate(self, states: DeviceArray) -> list[int]:
+        """Find the text of a clip, if the decoder generates texts: (U, D)."""
+
+
+class ClipModel(AttentionDecoder, Protocol):
+    """A model that takes whole clips."""
 
     @property
     def runs_on(self) -> EffectiveRuntime: ...
 
     @property
     def samples_per_frame(self) -> int:
-        """The number of samples from one CTC frame to the next."""
+        """The number of samples from one frame to the next."""
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips (S,) in one batch."""
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the network's predictions for clips (S,) in one batch."""
-
-    def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
-        """Score texts with the attention decoder: (U, D), (N, L + 1) with the end -> (N,)."""
-
-    def generate(self, states: DeviceArray) -> list[int]:
-        """Find the text of a clip with an attention decoder that has its own tokens: (U, D)."""
 
 
 class StreamingModel(Protocol):

@@ -18,7 +18,7 @@ from sbkit.logs.metric import LOSS_METRIC, Metrics
 
 Labels = Any  # the object that a task makes from its label file
 Result = Any  # the prediction for an utterance, beside the right answer
-Figures = dict[str, Any]  # the figures of a test set
+Figures = Any  # figures of a test set: plain data by name, or a record with `plain` that returns it
 AnyArray = Any  # a NumPy array; the command line does not import NumPy
 Arrays = Sequence[AnyArray]
 Prediction = Literal["text", "speech", "codes", "audio", "other"]
@@ -57,7 +57,7 @@ class ClipBatch:
     clips: (S,) each in the scale of int16, at the sample rate of the bundle.
     rows: the table rows of the clips in a test, for tasks that are scored against recordings.
     times: whether words are timed, from the start of their clip.
-    phrases: hotwords.
+    phrases: texts to expect, if the decoder of the bundle can prefer them.
     nbest: how many of the most probable texts to return.
     with_greedy: whether to return the greedy text, too, if a beam search is used.
     encode: returns decoder inputs, joined where clips overlap; only if the task `decodes_frames`.
@@ -90,7 +90,12 @@ class Task:
     metrics: ClassVar[Metrics] = LOSS_METRIC  # what `measure` returns; the first ranks checkpoints
     label_file: ClassVar[str | None] = None  # its name in a run folder and in a bundle
     label_key: ClassVar[str] = "labels"  # in the YAML, of the object made from the label file
+    # Further files of a run and a bundle, by the key and the argument of the object that opens it.
+    further_files: ClassVar[Mapping[tuple[str, str], str]] = {}
+    label_count: ClassVar[str] = "size"  # the attribute with the number of labels
+    label_version: ClassVar[int] = 0  # changes if the same texts give other labels
     heads: ClassVar[tuple[str, ...]] = ()  # keys of the parts with an output for each label
+    fresh_heads: ClassVar[tuple[str, ...]] = ()  # keys of the parts that no pretrained model has
     training_parts: ClassVar[tuple[str, ...]] = ()  # keys of parts that a bundle omits
     # The exported methods of the model; empty for a recognizer, which is exported as a whole. A
     # model with graphs has `settings`, plain data for the code that calls the graphs.
@@ -129,9 +134,20 @@ class Task:
         names: Sequence[str] = labels.names
         return names
 
+    def normalizer(self, table: Any, labels: Labels) -> Callable[[str], str]:
+        """Return the function that normalizes training texts, if the task has texts.
+
+        table: the `TextTable` of the run.
+        """
+        return str
+
     def model_arguments(self, labels: Labels) -> Mapping[str, object]:
         """Return the keyword arguments that the model's class takes from the labels, if any."""
         return {}
+
+    def bundle_class(self) -> Any:
+        """Return the class of its open bundles, a subclass of `Bundle`; None for `Bundle`."""
+        return None
 
     # ---- predictions
 
@@ -159,15 +175,15 @@ class Task:
 
     @property
     def decodes_frames(self) -> bool:
-        """Whether `predict` decodes log-probabilities of CTC, as `AsrTask.predict` does."""
+        """Whether `predict` decodes the log-probabilities of frames, as `AsrTask.predict` does."""
         return False
 
     def require_frames(self, feature: str) -> None:
         """Raise BundleError unless the task `decodes_frames`, which a feature of sbkit needs."""
         if not self.decodes_frames:
             raise BundleError(
-                f"{feature} needs a model that is decoded by CTC, but models of {self.name} are "
-                "not: its `decodes_frames` is False."
+                f"{feature} needs a model that is decoded frame by frame, but models of "
+                f"{self.name} are not: its `decodes_frames` is False."
             )
 
     # ---- scores
@@ -184,14 +200,21 @@ class Task:
         """Return the figures of a slice of a test set; if empty, its metrics are used."""
         return {}
 
+    def read_figures(self, plain: Mapping[str, Any]) -> Figures:
+        """Return the figures that were written as plain data."""
+        return plain
+
     def describe(self, figures: Figures) -> str:
-        """Describe all figures of a test set in one line; if "", the metrics are listed."""
-        return ""
+        """Describe what `figures` returned in one line; if "", the metrics are listed."""
+        return "" if isinstance(figures, Mapping) else str(figures)
 
     def report(
         self, folder: Path, name: str, results: Sequence[Result], figures: Figures, labels: Labels
-    ) -> Figures | None:
-        """Write files about a test set into a folder; return more figures, if there are any."""
+    ) -> Mapping[str, Any] | None:
+        """Write files about a test set into a folder; return more plain figures, if there are any.
+
+        figures: what `figures` returned.
+        """
 
     # ---- commands
 

@@ -41,6 +41,7 @@ from sbkit.distributed.ranks import as_single_process, rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
+from sbkit.train.recipe import Recipe
 from sbkit.train.schedule import highest_factor
 from sbkit.train.setup import (
     RunData,
@@ -59,27 +60,32 @@ Checked = TypeVar("Checked", RunSpec, CheckedRun)
 
 # Nothing is built for these checks.
 CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement, settings.check_needs)
-CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
+FIRST_CHECKS: tuple[Check, ...] = (
     *(settings.check_formats, settings.check_batches),
     *(parameters.check_ownership, parameters.check_helpers, parameters.check_optimizers),
-    *(data.check_labels, data.check_alignment, data.check_masks, data.check_positions),
-    *(dry_run.check_shapes, dry_run.check_state, dry_run.check_steps),
-    *(dry_run.check_causality, dry_run.check_padding),
+    *(data.check_labels, data.check_masks, data.check_positions),
+    *(dry_run.check_shapes, dry_run.check_state, dry_run.check_steps, dry_run.check_padding),
+)
+LAST_CHECKS: tuple[Check, ...] = (
     *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread),
-    *(settings.check_freezing, settings.check_schedule, settings.check_causes),
+    *(settings.check_freezing, settings.check_schedule),
     *(settings.check_run_folder, settings.check_initial_weights, exported.check_export),
     *(cost.check_recordings, cost.check_cost),  # the last one: it trains the Brain
 )
 CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps can train
     {
-        *(parameters.check_optimizers, data.check_alignment, dry_run.check_steps),
-        *(dry_run.check_causality, dry_run.check_padding, dry_run.check_unused),
-        *(cost.check_cost, exported.check_export),
+        *(parameters.check_optimizers, dry_run.check_steps, dry_run.check_padding),
+        *(dry_run.check_unused, cost.check_cost, exported.check_export),
     }
 )
 
 CONSEQUENCES = {"shapes", "causes"}  # left out where another error has their place
+
+
+def checks_of(recipe: Recipe) -> tuple[Check, ...]:
+    """Return the checks of a recipe's runs in the order in which findings are reported."""
+    return (*FIRST_CHECKS, *recipe.checks(), *LAST_CHECKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +98,12 @@ class CheckResult:
 
 
 def check_run(
-    spec: RunSpec, *, data: RunData | None = None, checks: Sequence[Check] = CHECKS
+    spec: RunSpec, *, data: RunData | None = None, checks: Sequence[Check] | None = None
 ) -> CheckResult:
     """Check a run, and return each finding once.
 
     data: the data and labels of the run, if they are prepared already.
+    checks: by default all of them, and those of the recipe.
     """
     findings: list[Finding] = []
     for check_values in CHECKS_OF_VALUES:
@@ -112,6 +119,8 @@ def check_run(
             if problem.where not in {finding.where for finding in findings if finding.stops}:
                 findings.append(problem)
             return CheckResult(findings=_unique(findings))
+        if checks is None:
+            checks = checks_of(run.data.recipe)
         with progress_bar("checking the run", len(checks)) as advance:
             for check in checks:
                 if run.dry_run.error is None or check not in CHECKS_OF_STEPS:

@@ -1,19 +1,23 @@
 """The input of the checks: the YAML that is checked, the objects of its run, and a Brain to try."""
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.messages import printable
+from sbkit.base.messages import listed, printable
 from sbkit.config.document import Keys
 from sbkit.config.hparams import RunSpec
 from sbkit.data.sampler import RankSampler
+from sbkit.data.splits import read_column
 from sbkit.distributed.device import ON_CPU, device_counter_for, parse_device
 from sbkit.train.brain import Brain
 from sbkit.train.setup import PreparedRun, RunData, choose_placement
@@ -21,6 +25,7 @@ from sbkit.train.setup import PreparedRun, RunData, choose_placement
 # Times the loss before, or 1. The loss of hparams/ctc.yaml falls to 0.5 at its `lr` of 0.0025; at
 # 10 times that rate it grows to 1.2, at 100 times to 6, at 1,000 times to 850.
 MAX_LOSS_GROWTH = 10.0
+MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
 CPU_OPTIONS: dict[str, Any] = {
     "device": ON_CPU.device,
     "precision": "fp32",
@@ -28,6 +33,8 @@ CPU_OPTIONS: dict[str, Any] = {
     "grad_accumulation_factor": 1,
     "compile": False,
 }
+
+Rows = Sequence[int] | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +255,34 @@ class CheckedRun:
 
     def note(self, *keys: str | int, **options: Any) -> Finding:
         return self.finding(*keys, stops=False, **options)
+
+
+def finding_of_rows(
+    run: CheckedRun, rows_by_split: Mapping[str, Rows], **options: Any
+) -> Iterator[Finding]:
+    """Make a finding of the utterances in some rows; the options are those of `finding_of_ids`."""
+    splits = run.data.splits.named()
+    ids = {n: read_column(splits[n].select(rows), "id") for n, rows in rows_by_split.items()}
+    yield from finding_of_ids(run, ids, **options)
+
+
+def finding_of_ids(
+    run: CheckedRun,
+    ids_by_split: Mapping[str, Sequence[str]],
+    *,
+    problem: str,
+    fix: str,
+    key: str = "data_folder",
+    stops: bool = False,
+) -> Iterator[Finding]:
+    """Make a finding of utterances, if any; counts and ids are added to the problem."""
+    splits = run.data.splits.named()
+    ids_by_split = {name: ids for name, ids in ids_by_split.items() if ids}
+    ids = [*chain(*ids_by_split.values())]
+    if ids:
+        counts = (f"{len(ids_by_split[n]):,} of {len(splits[n]):,} in {n}" for n in ids_by_split)
+        problem = f"{problem}: {listed(counts)} ({listed(ids, max_names=MAX_LISTED_IDS)})"
+        yield run.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
 
 
 def planned_by(run: PreparedRun) -> RankSampler | None:

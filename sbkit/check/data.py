@@ -1,13 +1,11 @@
-"""Checks of the data: labels, frames to align them with, masks, splits, letters and silence."""
+"""Checks of the data: sizes of labels, masks, splits, letters and silence."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from sbkit.audio.channels import CANCEL
@@ -15,32 +13,33 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.segments import max_unsegmented_samples
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.check.checked_run import CheckedRun, Finding
+from sbkit.check.checked_run import (
+    MAX_LISTED_IDS,
+    CheckedRun,
+    Finding,
+    finding_of_ids,
+    finding_of_rows,
+)
 from sbkit.data.columns import CUT_SHORT, find_split_column, role_of
 from sbkit.data.data_report import Facts, measure_data
 from sbkit.data.manifest import CHANNEL_FAULT
 from sbkit.data.normalization_report import FIXES, MISREAD, REPLACED_KIND
-from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
+from sbkit.data.sampler import MAX_JOINED_SECONDS, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_samples
 from sbkit.data.splits import (
-    TextCounts,
-    TextTokenizer,
-    count_tokens,
     read_column,
-    read_texts,
     sample_counts,
     spread_rows,
 )
-from sbkit.models.encoder import find_subsampling, head_size, make_encoder
-from sbkit.models.encoder_parts import token_embedding
+from sbkit.models.encoder import head_size, make_encoder
+from sbkit.models.encoder_parts import label_embedding, label_heads
 from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.text.languages import languages_of, script_of
-from sbkit.text.normalization import language_table, languages_with, separates_words
+from sbkit.text.normalization import language_table, languages_with
 
 TRAIN = "train"
-MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
-MAX_UNALIGNED_SHARE = 0.05  # utterances; with more, training does not start
-MAX_RARE_SHARE = 0.02  # transcripts with foreign characters; healthy corpora have some
+MAX_SHOWN_TEXT = 60  # characters of a text in a finding
+MAX_RARE_SHARE = 0.02  # texts with foreign characters; healthy corpora have some
 COLUMN_NOUNS = {"audio": "clip", "text": "sentence", "speaker": "speaker"}  # not to be shared
 MAX_SHARED_SHARE = 0.5  # clips of a set that were trained on; with more, its score is worthless
 MAX_NARROW_SHARE = 0.05  # clips of a set from files of a lower rate than `sample_rate`
@@ -51,71 +50,21 @@ MAX_SAMPLED_CLIPS = 100  # evenly spread over a split; the fault is a folder of 
 # have few accents), 0.54 % in Italian, 3.55 % in French, and none in English.
 MAX_REPLACED_SHARE = 0.001
 MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
-MAX_SHOWN_TEXT = 60  # characters of a transcript in a finding
 MAX_LISTED_CHARACTERS = 10
 MAX_LISTED_LANGUAGES = 5
 MAX_CHANNEL_FAULT_SHARE = 0.02  # clips of a set whose channels should not be downmixed
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
-Rows = Sequence[int] | npt.NDArray[np.int64]
-
-
-def read_all_transcripts(run: CheckedRun) -> dict[str, TextCounts]:
-    """Return the transcripts of all splits; {} for a run whose labels are not of text."""
-    labels = run.data.labels
-    if not isinstance(labels, TextTokenizer):
-        return {}
-    splits = run.data.splits.named()
-    return {name: count_tokens(split, labels) for name, split in splits.items()}
-
-
-def _finding_of_rows(
-    run: CheckedRun, rows_by_split: Mapping[str, Rows], **options: Any
-) -> Iterator[Finding]:
-    """Make a finding of the utterances in some rows; the options are those of `_finding_of_ids`."""
-    splits = run.data.splits.named()
-    ids = {n: read_column(splits[n].select(rows), "id") for n, rows in rows_by_split.items()}
-    yield from _finding_of_ids(run, ids, **options)
-
-
-def _finding_of_ids(
-    run: CheckedRun,
-    ids_by_split: Mapping[str, Sequence[str]],
-    *,
-    problem: str,
-    fix: str,
-    key: str = "data_folder",
-    stops: bool = False,
-) -> Iterator[Finding]:
-    """Make a finding of utterances, if any; counts and ids are added to the problem."""
-    splits = run.data.splits.named()
-    ids_by_split = {name: ids for name, ids in ids_by_split.items() if ids}
-    ids = [*chain(*ids_by_split.values())]
-    if ids:
-        counts = (f"{len(ids_by_split[n]):,} of {len(splits[n]):,} in {n}" for n in ids_by_split)
-        problem = f"{problem}: {listed(counts)} ({listed(ids, max_names=MAX_LISTED_IDS)})"
-        yield run.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
-
 
 def check_labels(run: CheckedRun) -> Iterator[Finding]:
-    """Compare the sizes of heads and embeddings, and the labels of every transcript."""
-    yield from _check_sizes(run)
-    if transcripts := read_all_transcripts(run):
-        yield from _check_texts(run, transcripts)
-        yield from _check_text_table(run)
-
-
-def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
-    """Compare the rows or outputs of every part that has one per token."""
-    hparams = run.copy.hparams
-    vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
-    sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
-    heads = {name: hparams.get(name) for name in run.data.recipe.task.heads}
-    if hasattr(hparams.get("Transformer"), "generation"):  # its decoder has tokens of its own
-        heads.pop("seq_lin", None)
+    """Compare the rows or outputs of every part that has one per label."""
+    hparams, task, labels = run.copy.hparams, run.data.recipe.task, run.data.labels
+    has_heads = labels is not None and bool(task.heads)
+    sizes = {f"the {task.label_key}": len(task.label_names(labels))} if has_heads else {}
+    heads = label_heads(hparams, task.heads)
     sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}
     for name in ("Transformer", "encoder"):
-        embedding = token_embedding(hparams.get(name))
+        embedding = label_embedding(hparams.get(name))
         if embedding is not None:
             sizes[name] = embedding.num_embeddings
     reference, expected = next(iter(sizes.items()), ("", 0))
@@ -124,122 +73,9 @@ def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
             yield run.finding(
                 name,
                 problem=f"`{name}` has {size} outputs or rows, but {reference} has {expected} "
-                "tokens",
-                fix="Write `!ref <tokenizer.vocab_size>` for its size.",
+                "labels",
+                fix=f"Write `!ref <{task.label_key}.{task.label_count}>` for its size.",
             )
-
-
-def _check_texts(run: CheckedRun, transcripts: Mapping[str, TextCounts]) -> Iterator[Finding]:
-    """Find labels that no loss may see, unknown characters, and empty or equal transcripts."""
-    vocabulary = run.data.labels.vocabulary
-    yield from _finding_of_rows(
-        run,
-        {name: np.flatnonzero(split.has_refused_id) for name, split in transcripts.items()},
-        key="tokenizer",
-        problem=f"Transcripts have labels outside 0 to {vocabulary.size - 1}, or the blank "
-        f"({vocabulary.blank}) among them",
-        fix="Use the tokenizer that was trained on this text.",
-        stops=True,
-    )
-    valid = [transcripts[name] for name in run.data.splits.valid]
-    masks = [split.has_unknown for split in transcripts.values()]
-    is_rare = all(mask.sum() <= MAX_RARE_SHARE * len(mask) for mask in masks)
-    yield from _finding_of_rows(
-        run,
-        {name: np.flatnonzero(split.has_unknown) for name, split in transcripts.items()},
-        problem="Transcripts have characters that the tokenizer does not know",
-        fix="Nothing needs to be done about so few: they count as errors."
-        if is_rare
-        else "Correct these transcripts, or train a new tokenizer in another `output_folder`.",
-    )
-    yield from _finding_of_rows(
-        run,
-        {name: np.flatnonzero(split.characters == 0) for name, split in transcripts.items()},
-        problem="Utterances are without a transcript",
-        fix="Write down what was said, or remove the rows.",
-        stops=bool(valid) and not any(split.characters.any() for split in valid),
-    )
-    train = run.data.splits.train
-    text = next(chain.from_iterable(read_texts(train)), "")
-    if len(train) > 1 and text and all({*texts} == {text} for texts in read_texts(train)):
-        yield run.note(
-            "data_folder",
-            problem=f"All {len(train):,} transcripts of train are {text[:MAX_SHOWN_TEXT]!r}",
-            fix="Check the column of the transcripts, `columns: {text: COLUMN}`.",
-        )
-
-
-def _check_text_table(run: CheckedRun) -> Iterator[Finding]:
-    """Compare the capitals and marks that `text` keeps, and spaces, with those of train."""
-    train, table = run.data.splits.train, run.data.splits.text_table(run.spec.settings)
-    language = str(run.spec.settings["language"])
-    if table.spaces != separates_words(language):
-        yield run.note(
-            "language",
-            problem=f"The transcripts of train have {'' if table.spaces else 'no '}spaces between "
-            f"words, unlike most text of `language: {language}`",
-            fix=f"Nothing needs to be done: results have a CER and {'a' if table.spaces else 'no'} "
-            "WER.",
-        )
-    if table.is_plain:
-        return
-    marks = Counter[str]()
-    num_cased = num_capitalized = num_capitals = num_marked = 0
-    for text in chain.from_iterable(read_texts(train)):
-        text_marks = {*text} & {*table.punctuation}
-        marks.update(text_marks)
-        num_marked += bool(text_marks)
-        num_cased += text.lower() != text.upper()
-        num_capitalized += text != text.lower()
-        num_capitals += text.isupper() and " " in text  # a single word may be an abbreviation
-    max_rare = MAX_RARE_SHARE * len(train)
-    if table.keep_case and num_cased:
-        count = f"of {plural(len(train), 'transcript')} of train"
-        problem = f"{num_capitals:,} {count} have nothing but capitals"
-        if num_capitalized <= max_rare:
-            problem = f"{num_capitalized:,} {count} have any capital"
-        if num_capitalized <= max_rare or num_capitals > max_rare:
-            yield run.note(
-                "text",
-                problem=f"`text.case: keep` is declared, but {problem}",
-                fix="Write transcripts as the model should write, or leave `case` out.",
-            )
-    missing = [mark for mark in table.punctuation if num_marked <= max_rare or not marks[mark]]
-    if missing:
-        yield run.note(
-            "text",
-            problem=f"`text.punctuation` declares marks that {'few or ' if marks else ''}no "
-            f"transcripts of train have: {' '.join(missing)}",
-            fix="Write transcripts as the model should write, or leave these marks out.",
-        )
-
-
-def check_alignment(run: CheckedRun) -> Iterator[Finding]:
-    """Find utterances with fewer frames than CTC needs, to which the loss gives no weight."""
-    transcripts = read_all_transcripts(run)
-    subsampling = find_subsampling(run.copy.hparams) if transcripts else None
-    if subsampling is None:
-        return
-    fastest = fastest_percent(run.spec.settings["speeds"])
-    too_short = {
-        name: split.too_short(subsampling, fastest if name == TRAIN else 100)
-        for name, split in transcripts.items()
-    }
-    num_too_short = sum(map(len, too_short.values()))
-    num_utterances = sum(len(split.tokens) for split in transcripts.values())
-    fits_unchanged = not any(len(split.too_short(subsampling)) for split in transcripts.values())
-    milliseconds = 1000 * samples_to_seconds(subsampling.stride, run.spec.settings["sample_rate"])
-    yield from _finding_of_rows(
-        run,
-        too_short,
-        key="speeds" if fits_unchanged else "data_folder",
-        problem=f"CTC cannot align utterances with fewer {milliseconds:g} ms frames than labels",
-        fix="Lower the fastest of `speeds`."
-        if fits_unchanged
-        else "Check that each transcript belongs to its clip. If most do, use longer tokens "
-        "(`token_type: bpe`, a larger `vocab_size`), or let the encoder keep more frames.",
-        stops=num_too_short > MAX_UNALIGNED_SHARE * num_utterances,
-    )
 
 
 def check_masks(run: CheckedRun) -> Iterator[Finding]:
@@ -251,7 +87,7 @@ def check_masks(run: CheckedRun) -> Iterator[Finding]:
     if frame_share > 0:
         subsampling = make_encoder(run.copy.hparams).subsampling
         frames = subsampling.count(sample_counts(run.data.splits.train))
-        yield from _finding_of_rows(
+        yield from finding_of_rows(
             run,
             {TRAIN: np.flatnonzero(frames < length)},
             key="mask_time_length",
@@ -293,7 +129,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
         is_cut = (samples > longest) & (name != TRAIN)
         too_long[name] = np.flatnonzero((frames > positions) & ~is_cut)
     seconds = samples_to_seconds(positions * subsampling.stride, rate)
-    yield from _finding_of_rows(
+    yield from finding_of_rows(
         run,
         too_long,
         key="max_seconds",
@@ -323,7 +159,7 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
             fix = "Repair these rows or clips, or widen `min_seconds` and `max_seconds`."
             if group["reason"] == CUT_SHORT:
                 problem = f"The table cuts {plural(count, 'clip')} of {group['split']} short"
-                fix = "Remove this column if the transcripts are those of whole files."
+                fix = "Remove this column if the texts are those of whole files."
             yield run.note(
                 "max_seconds" if group["reason"] in outside else "data_folder",
                 problem=f"{problem}: {listed(examples)}",
@@ -333,13 +169,13 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
     def ids_of(fact: str) -> dict[str, list[str]]:
         return {name: [clip["id"] for clip in s[fact]] for name, s in facts["splits"].items()}
 
-    yield from _finding_of_ids(
+    yield from finding_of_ids(
         run,
         ids_of("implausible"),
-        problem="Transcripts can hardly belong to their clips, by their lengths",
+        problem="Texts can hardly belong to their clips, by their lengths",
         fix="Listen to these clips, and correct or remove them.",
     )
-    yield from _finding_of_ids(
+    yield from finding_of_ids(
         run,
         ids_of("other_durations"),
         problem=f"Clips are over {1000 * MAX_DURATION_ERROR:g} ms longer or shorter than their "
@@ -425,7 +261,7 @@ def _check_split_column(run: CheckedRun) -> Iterator[Finding]:
 
 
 def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
-    """Find dropped, replaced and unusual characters of transcripts, each kind once."""
+    """Find dropped, replaced and unusual characters of texts, each kind once."""
     by_kind = defaultdict[str, list[Facts]](list)
     for change in chain.from_iterable(split["changes"] for split in splits):
         by_kind[change["kind"]].append(change)
@@ -434,17 +270,17 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
     scripts = {*map(script_of, language_table(language).letters)}  # none for most languages
     foreign = Counter({char: n for char, n in letters.items() if script_of(char) not in scripts})
-    num_transcripts = sum(split["utterances"] for split in splits)
+    num_texts = sum(split["utterances"] for split in splits)
     num_misread = sum(change["total"] for change in by_kind[MISREAD])
     is_foreign = scripts and 2 * foreign.total() > letters.total()
-    if is_foreign and 2 * num_misread < num_transcripts:
+    if is_foreign and 2 * num_misread < num_texts:
         examples = (f"{count:,} {letter}" for letter, count in foreign.most_common())
         spoken = listed(languages_of(foreign), max_names=MAX_LISTED_LANGUAGES)
         yield run.finding(
             "language",
-            problem="Most letters of the transcripts are of another script than those of "
+            problem="Most letters of the texts are of another script than those of "
             f"`language: {language}`: {listed(examples, max_names=MAX_LISTED_CHARACTERS)}",
-            fix=f"Set `language` to that of the transcripts{spoken and f', such as {spoken}'}.",
+            fix=f"Set `language` to that of the texts{spoken and f', such as {spoken}'}.",
         )
     if replacements := by_kind.get(REPLACED_KIND):  # of letters, by the text table of the language
         replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
@@ -457,18 +293,18 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
         yield run.finding(
             "language",
             problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
-            f"transcripts ({share:.2%}): {_describe_changes(replacements)}",
+            f"texts ({share:.2%}): {_describe_changes(replacements)}",
             fix=f"Languages whose tables have these letters: "
             f"{listed(languages, max_names=MAX_LISTED_LANGUAGES)}. Set "
-            f"`language: {languages[0]}`, or write the transcripts in the letters to train on."
+            f"`language: {languages[0]}`, or write the texts in the letters to train on."
             if stops
             else "Nothing needs to be done about loan words, and spellings that the table unifies.",
             stops=stops,
         )
     for kind, (key, fix) in FIXES.items():
         if changes := by_kind.get(kind):
-            problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
-            is_widespread = num_misread > MAX_RARE_SHARE * num_transcripts
+            problem = f"Texts have {kind}: {_describe_changes(changes)}"
+            is_widespread = num_misread > MAX_RARE_SHARE * num_texts
             stops = kind == MISREAD and is_widespread and num_misread >= MIN_REPLACED_LETTERS
             yield run.finding(key, problem=problem, fix=fix, stops=stops)
 
@@ -490,7 +326,7 @@ def check_channels(run: CheckedRun) -> Iterator[Finding]:
             rows = np.flatnonzero(np.array(read_column(split, CHANNEL_FAULT)) == CANCEL)
             if len(rows) > MAX_CHANNEL_FAULT_SHARE * len(split):
                 rows_by_split[name] = rows
-    yield from _finding_of_rows(
+    yield from finding_of_rows(
         run,
         rows_by_split,
         problem=f"The two channels of clips {CANCEL}, but are downmixed",
@@ -505,7 +341,7 @@ def check_silence(run: CheckedRun) -> Iterator[Finding]:
         rows = spread_rows(len(split), MAX_SAMPLED_CLIPS)
         peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_samples(split, rows)]
         silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT_PEAK]
-    yield from _finding_of_rows(
+    yield from finding_of_rows(
         run,
         silent,
         problem=f"Clips are silent (up to {MAX_SAMPLED_CLIPS} of each split were read)",

@@ -6,7 +6,7 @@
 It shows whether the parts fit each other, what learns, whether a checkpoint holds all that training
 changes, and what an output depends on.
 
-Legend: B utterances, U frames, D width, L tokens, V vocabulary.
+Legend: U frames, D width.
 """
 
 import math
@@ -30,7 +30,7 @@ from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, DryRun, Finding
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
-from sbkit.data.batch import Batch, Loader, Loaders, TextBatch
+from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.shard import Row
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures
@@ -57,7 +57,6 @@ UNUSED_FIX = (
     "`num_decoder_layers: 0`."
 )
 ZERO_FIX = "Look for round(), sign(), clamp() or a factor of 0 between it and the loss."
-MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in another order
 
 
 def take_small_steps(
@@ -434,31 +433,3 @@ def _relative_change(value: Tensor, reference: Tensor) -> float:
     if value.shape != reference.shape or not reference.numel():
         return math.inf if value.numel() else 0.0
     return float((value - reference).abs().max() / reference.abs().max().clamp(min=1e-3))
-
-
-def check_causality(run: CheckedRun) -> Iterator[Finding]:
-    """Find a decoder whose logits of a token depend on later tokens: it learns to copy them."""
-    brain = run.brain
-    batch = small_batch(run.copy)
-    if not isinstance(batch, TextBatch) or not batch.decoder_tokens.numel():
-        return
-    tokens = batch.decoder_tokens.clone()
-    row = int(batch.decoder_token_lengths.argmax())
-    tokens[row, -1] = tokens[row, 0]
-    before, after = _logits(brain, batch), _logits(brain, replace(batch, decoder_tokens=tokens))
-    if before is None or after is None:
-        return
-    num_earlier = tokens.shape[1]  # (B, L + 1, V): the last logits follow the last token
-    change = (before - after)[:, :num_earlier].abs().max() / before.abs().max()
-    if change > MAX_LOGIT_CHANGE:
-        yield run.finding(
-            "Transformer" if "Transformer" in run.copy.hparams else "encoder",
-            problem="The decoder sees the tokens that it is to predict",
-            fix="Give its self-attention a causal mask.",
-        )
-
-
-def _logits(brain: Brain, batch: TextBatch) -> Tensor | None:
-    with preserve_rng(brain.device), evaluation(brain, batch) as outputs:
-        logits = getattr(outputs, "logits", None)
-    return logits if isinstance(logits, Tensor) and logits.ndim == 3 else None

@@ -9,7 +9,7 @@ Legend: S samples, U frames, V vocabulary.
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import BundleContents
+from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import ClipBatch, load_task
 from sbkit.check.checked_run import CheckedRun, Finding
@@ -31,7 +31,8 @@ from sbkit.checkpoint.weights import check_same_model
 from sbkit.data.batch import UtteranceDataset
 from sbkit.export.export import bundle_weights, part_facts
 from sbkit.models.encoder import Predictions
-from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
+from sbkit.runtime.torch_model import TorchModel, assemble
+from sbkit.tasks.asr.bundle import as_recognizer
 from sbkit.train.brain import Brain
 from sbkit.train.setup import user_modules_of
 
@@ -58,13 +59,14 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         parts_config = part_facts(root, objects, task, names)
         rate = spec.settings["sample_rate"]
         config = BundleConfig(task.name, rate, parts_config["model"], parts_config["parts"])
-        network, parts = assemble(BundleContents(config, task, labels), modules)
+        contents = BundleContents(config=config, task=task, labels=labels)
+        network, parts = assemble(contents, modules)
         _add_noise(run.model)
         weights = bundle_weights(run.model.state_dict(), root, task)
         check_same_model(weights, network.model.state_dict(), place=f"{spec.folder}/bundle")
         network.model.load_state_dict(weights)
         model = TorchModel(network, parts=parts, sample_rate=rate)
-        bundle = TorchBundle(config, task, labels, model=model)
+        bundle = contents.with_model(model)
         failures = [*_try_task(run, bundle)]
         yield from failures or _compare(run, bundle)
     except SbkitError as error:
@@ -81,7 +83,7 @@ def _add_noise(model: nn.Module) -> None:
         parameter.add_(WEIGHT_NOISE * noise.to(parameter))
 
 
-def _try_task(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
+def _try_task(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
     """Find a `predict` or `result` of the task that fails, as the test of the run would."""
     task = bundle.task
     if not type(run.brain).metrics:
@@ -103,12 +105,12 @@ def _try_task(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
 # ---- does the bundle compute what the Brain validates?
 
 
-def _compare(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
+def _compare(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
     """Find what the Brain computes for a clip in another way than the bundle.
 
     First its network runs beside that of the bundle: as a test calls it, and in `compute_forward`,
     which may also run parts that a test does not need. Then `compute_forward` is compared with the
-    test, if it returns predictions, and not, for example, the scores of given tokens.
+    test, if it returns predictions, and not, for example, the scores of given texts.
     """
     if run.dry_run.created or run.dry_run.unsaved:
         return  # `check_state` names the cause
@@ -121,7 +123,7 @@ def _compare(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
     # The Brain first validates the clip, because it may set attributes of parts for each batch.
     validated = _observe(own_parts, lambda: _validate(brain, batch, brain.network))
     own_model = TorchModel(brain.network, parts=(), sample_rate=bundle.config.sample_rate)
-    predicted = _observe(own_parts, lambda: _predict(replace(bundle, model=own_model), clip))
+    predicted = _observe(own_parts, lambda: _predict(bundle.with_model(own_model), clip))
     findings = [*_compare_networks(run, predicted, expected)]
     if not findings:
         rebuilt = _observe(bundle_parts, lambda: _validate(brain, batch, bundle.model.network))
@@ -152,7 +154,7 @@ def _compare_networks(run: CheckedRun, own: "_Observed", other: "_Observed") -> 
 
 
 def _compare_outputs(
-    run: CheckedRun, bundle: TorchBundle, id: str, outputs: Any, predicted: Any
+    run: CheckedRun, bundle: Bundle[TorchModel], id: str, outputs: Any, predicted: Any
 ) -> Iterator[Finding]:
     """Find outputs of `compute_forward` that are not what a test predicts.
 
@@ -178,11 +180,11 @@ def _compare_outputs(
         )
 
 
-def _predict(bundle: TorchBundle, clip: Samples) -> object:
+def _predict(bundle: Bundle[TorchModel], clip: Samples) -> object:
     """Run a clip (S,) as `transcribe` or a test does; for text, return log-probabilities (U, V)."""
     torch.manual_seed(0)
     if bundle.task.decodes_frames:
-        return bundle.encode([clip])[0].log_probs
+        return as_recognizer(bundle).encode([clip])[0].log_probs
     return bundle.model.predict([clip])
 
 

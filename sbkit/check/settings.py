@@ -7,7 +7,7 @@ calls neither the hooks of a test nor those of later epochs.
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
@@ -39,12 +39,11 @@ from sbkit.config.hparams import EPOCH_COUNTER, EPOCH_LIMIT, RunSpec, insert_def
 from sbkit.config.keys import KEYS, out_of_range, with_defaults
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
-from sbkit.data.splits import count_tokens, sample_counts
+from sbkit.data.splits import sample_counts
 from sbkit.distributed.device import check_precision, choose_device, device_counter_for, find_device
 from sbkit.export.formats import declared_formats
-from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.optimizers import FREEZE, matches_path, named_parameters
-from sbkit.train.schedule import MAX_SCHEDULED_STEPS, highest_factor
+from sbkit.train.schedule import MAX_SCHEDULED_STEPS
 from sbkit.train.setup import (
     describe_run,
     load_initial_weights,
@@ -67,13 +66,6 @@ MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MIN_HIGHEST_FACTOR = 0.5  # of the optimizer's rate
 MAX_COMPARED_STEPS = 100  # steps of two plans
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
-# The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
-# at 1.0, ctc.yaml writes only blanks.
-SCRATCH_RATES = (5e-5, 1e-3, 0.02)
-TUNING_RATES = (1e-6, 1e-4, 0.02)  # for weights that were trained before
-# Mean uses of a token in the training transcripts, for a vocabulary that is not of characters.
-# A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
-MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
 
 
 def check_ranges(spec: RunSpec) -> Iterator[Finding]:
@@ -265,50 +257,6 @@ def check_schedule(run: CheckedRun) -> Iterator[Finding]:
             problem=f"`lr_schedule` reaches only {run.highest_factor:.2g} of `lr` in the "
             f"{plural(run.num_steps, 'step')} of the run",
             fix="Shorten its warm-up, or train for more epochs.",
-        )
-
-
-def check_causes(run: CheckedRun) -> Iterator[Finding]:
-    """Note a learning rate or a vocabulary that keeps a recognizer from learning to write."""
-    if run.data.recipe.task.label_file != TOKENIZER_FILE:
-        return
-    settings = dict(run.copy.hparams.items())  # marks no key as read
-    yield from _check_vocabulary(run, settings)
-    yield from _check_rate(run)
-
-
-def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    tokenizer = settings["tokenizer"]
-    train = count_tokens(run.copy.loaders.splits.train, tokenizer)
-    uses = train.tokens.sum() / tokenizer.vocab_size
-    is_large = tokenizer.token_type != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
-    if uses < MIN_TOKEN_USES and is_large:
-        hours = samples_to_seconds(int(train.samples.sum()), settings["sample_rate"]) / 3600
-        yield run.note(
-            "token_type",
-            problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
-            f"hours: a token is seen {uses:.1f} times on average",
-            fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
-        )
-
-
-def _check_rate(run: CheckedRun) -> Iterator[Finding]:
-    name, optimizer = next(iter((run.brain.optimizers_dict or {}).items()), ("", None))
-    if optimizer is None or "adam" not in type(optimizer).__name__.lower():
-        return
-    settings = run.spec.settings
-    is_tuned = bool(settings["init_from"] or settings["pretrained"])
-    lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
-    factor = highest_factor(run.brain.schedule)
-    peak = optimizer.defaults["lr"] * factor
-    if not lowest <= peak <= highest:
-        ratio = max(peak / usual, usual / max(peak, 1e-9))
-        path = run.rate_path(name)
-        yield run.note(
-            *path,
-            problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
-            f"{'high' if peak > usual else 'low'}",
-            fix=f"Try `{dotted(path)}: {usual / factor:g}`.",
         )
 
 

@@ -28,7 +28,8 @@ from sbkit.cli.arguments import Parser
 if TYPE_CHECKING:
     import datasets
 
-    from sbkit.runtime.torch_model import TorchBundle
+    from sbkit.bundle.bundle import Bundle
+    from sbkit.runtime.torch_model import TorchModel
 
 
 def add_commands(parser: Parser) -> None:
@@ -62,7 +63,7 @@ def score(options: Namespace) -> None:
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.score_report import ScoreReport
-    from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of
+    from sbkit.runtime.scoring import BundleScorer
 
     (folder,) = options.models
     modules = options.user_modules
@@ -96,7 +97,7 @@ def score(options: Namespace) -> None:
         figures: dict[str, dict[str, Any]] = {}  # as in `summary.json`
         for name, rows, as_tested in _prepare(bundle, folder, options):
             scored = scorer.score(name, rows, as_tested=as_tested)
-            facts = decoding_facts(bundle, scored)
+            facts = dict(bundle.facts(scored.rows))
             if out is not None:
                 facts = report.add(scored, **facts)
             line = report.describe(scored)
@@ -115,13 +116,13 @@ def score(options: Namespace) -> None:
                 notes=[f"{folder.name}, sbkit {__version__}"],
                 model=str(folder),
                 **{SETTINGS_FIELD: run_config.get(SETTINGS_FIELD, bundle_settings)},
-                provenance=provenance_of(bundle),
+                provenance=bundle.provenance,
                 device=bundle.model.runs_on.device,
             )
 
 
 def _prepare(
-    bundle: "TorchBundle", folder: Path, options: Namespace
+    bundle: "Bundle[TorchModel]", folder: Path, options: Namespace
 ) -> Iterator[tuple[str, "datasets.Dataset", Any]]:
     """Prepare the tables, by default the test sets of a run; yield name, rows and `as_tested`."""
     from sbkit.bundle.config import CONFIG_FILE

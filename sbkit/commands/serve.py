@@ -138,6 +138,7 @@ def _open(
     from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.serve.recognition import RecognitionService
     from sbkit.serve.tts import Voice
+    from sbkit.tasks.asr.bundle import as_recognizer
     from sbkit.tasks.asr.predict import default_batch_seconds
     from sbkit.tasks.asr.recordings import recognizer_options
 
@@ -146,7 +147,8 @@ def _open(
         synthesizer = task.open_synthesizer(folder, **model_options(options))
         return Voice(synthesizer, workers=workers, metrics=metrics)
     task.require_prediction("text", command="transcribe")
-    bundle = load_in_thread(folder, streaming="also", **recognizer_options(options))
+    opened = load_in_thread(folder, streaming="also", **recognizer_options(options))
+    bundle = as_recognizer(opened)
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.runs_on)
     return RecognitionService(
         bundle=bundle,

@@ -9,7 +9,7 @@ An interval is valid for one pair of runs. Among many runs, one is the best by c
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -161,12 +161,12 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
         counts = counts_of_each(run.utterances, by_words=by_words)
         for rate, interval in intervals_of(counts, grouping).items():
             total = sum(counts[rate], ErrorCounts())
-            row[rate] = {"rate": total.rate, "errors": total.errors, "interval": asdict(interval)}
+            row[rate] = {"rate": total.rate, "errors": total.errors, "interval": interval}
         if run is not best:
             row["above_best"] = {}
             for rate, interval in intervals_of(counts, grouping, minus=best_counts).items():
                 difference = row[rate]["rate"] - best_totals[rate].rate
-                row["above_best"][rate] = {"difference": difference, "interval": asdict(interval)}
+                row["above_best"][rate] = {"difference": difference, "interval": interval}
         rows.append(row)
     return {
         "utterances": len(best.utterances),
@@ -223,7 +223,7 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
             continue
         rows = sorted(figures["rows"], key=itemgetter("rank"))
         rates = [rate for rate in ERROR_RATES if rate in rows[0]]
-        groups = Interval(**rows[0][rates[0]]["interval"]).describe_units()
+        groups = rows[0][rates[0]]["interval"].describe_units()
         units = [ERROR_RATES[rate].units for rate in rates]
         lengths = ", ".join(f"{figures[unit]} {unit}" for unit in units)
         kind = "normalized utterances" if figures["normalized"] else "utterances"
@@ -251,9 +251,9 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
 
 
 def _cells(row: FigureDict, rates: Sequence[str], costs: Sequence[str]) -> tuple[str, ...]:
-    def cell(share: float, form: str, interval: FigureDict) -> str:
+    def cell(share: float, form: str, interval: Interval) -> str:
         number = "none" if math.isnan(share) else format(100 * share, form)
-        return f"{number} ({Interval(**interval).format_ends()})"
+        return f"{number} ({interval.format_ends()})"
 
     mark = "*" if row["is_best"] else " "
     values = [cell(row[rate]["rate"], "5.1f", row[rate]["interval"]) for rate in rates]

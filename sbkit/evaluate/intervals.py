@@ -92,6 +92,8 @@ def intervals_of(
     difference of both rates. Both rates of a draw are from the same units, so the units' difficulty
     cancels out.
     """
+    if not counts:
+        return {}
     errors = np.array([[c.errors for c in series] for series in counts.values()], np.int64)
     if minus is not None:
         errors -= [[c.errors for c in minus[rate]] for rate in counts]
@@ -100,11 +102,8 @@ def intervals_of(
     return dict(zip(counts, intervals, strict=True))
 
 
-def interval_figures(
-    counts: CountsByRate, ids: Sequence[str], speakers: Sequence[str]
-) -> FigureDict:
+def plain_intervals(intervals: Mapping[str, Interval]) -> FigureDict:
     """Return the interval of each rate as plain data, under `NAME_interval`."""
-    intervals = intervals_of(counts, group_by_speaker(ids, speakers)) if counts else {}
     return {f"{name}_interval": asdict(interval) for name, interval in intervals.items()}
 
 

@@ -8,15 +8,16 @@ in words and characters, or only characters in a language without spaces. Times 
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any, Self
 
 from sbkit.base.files import read_file, to_json, write_lines_atomically
 from sbkit.base.messages import plural, printable
 from sbkit.evaluate.calibration import Calibration, measure_calibration
-from sbkit.evaluate.intervals import Interval, interval_figures
+from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of, plain_intervals
 from sbkit.evaluate.wer import (
     ERROR_RATES,
     ErrorCounts,
@@ -41,7 +42,7 @@ def write_results(
     folder: Path,
     name: str,
     results: Sequence[ScoredUtterance],
-    figures: FigureDict,
+    figures: "TextFigures",
     labels: object = None,
 ) -> FigureDict:
     """Write the utterances of a test set for people and for programs; return notes."""
@@ -53,7 +54,7 @@ def write_results(
 # ---- for people
 
 
-def write_wer(path: Path, utterances: Iterable[ScoredUtterance], figures: FigureDict) -> None:
+def write_wer(path: Path, utterances: Iterable[ScoredUtterance], figures: "TextFigures") -> None:
     """Write the error rates, then every utterance with its aligned errors, the worst first."""
 
     def rank(utterance: ScoredUtterance) -> tuple[int, int, str]:
@@ -63,14 +64,14 @@ def write_wer(path: Path, utterances: Iterable[ScoredUtterance], figures: Figure
         f"{rate} {percent(counts.rate, 2)} ({counts.errors} errors / {counts.reference_length} "
         f"{ERROR_RATES[rate].units}: {counts.substitutions} S, {counts.deletions} D, "
         f"{counts.insertions} I)"
-        for rate, counts in _counts_by_rate(figures).items()
+        for rate, counts in figures.counts.items()
     ]
     legend = (
-        f"Utterances: {figures['utterances']}, the worst first. "
+        f"Utterances: {figures.errors.utterances}, the worst first. "
         "S: substituted, D: deleted, I: inserted, *: no counterpart."
     )
-    if "normalized" in figures:
-        rates.append(_describe_normalized(figures["normalized"]))
+    if figures.normalized is not None:
+        rates.append(figures.describe_normalized())
     blocks = chain.from_iterable(map(_describe_utterance, sorted(utterances, key=rank)))
     write_lines_atomically(path, chain(rates, ["", legend], blocks))
 
@@ -84,44 +85,6 @@ def _describe_utterance(utterance: ScoredUtterance) -> Iterator[str]:
     for name, line in zip(("reference", "hypothesis", ""), lines, strict=True):
         if name or line:
             yield f"  {name:<10}  {printable(line)}".rstrip()
-
-
-def describe_results(figures: FigureDict) -> str:
-    """Describe the figures of a test set in one line."""
-    line = _describe_rates(figures)
-    if "normalized" in figures:
-        line += f"; {_describe_normalized(figures['normalized'])}"
-        before, after = (rates.get("words", 0) for rates in (figures, figures["normalized"]))
-        # In some languages Whisper's normalizer splits many words at vowel signs.
-        if abs(after - before) > MAX_CHANGED_SHARE * before:
-            counts = f"the normalizer makes {after} words of {before}"
-            line += f" ({counts}, so the WER counts other words)"
-    if "greedy" in figures:
-        line += f"; greedily {_describe_rates(figures['greedy'])}"
-    if "confidence" in figures:
-        line += f"; confidence {Calibration(**figures['confidence'])}"
-    return line
-
-
-def _describe_normalized(figures: FigureDict) -> str:
-    return f"normalized by {figures.get('normalizer', '')}: {_describe_rates(figures)}"
-
-
-def _describe_rates(figures: FigureDict) -> str:
-    return ", ".join(
-        f"{rate} {percent(counts.rate)} ({counts} {ERROR_RATES[rate].units}; "
-        f"{Interval(**figures[f'{rate}_interval'])})"
-        for rate, counts in reversed(_counts_by_rate(figures).items())
-    )
-
-
-def _counts_by_rate(figures: FigureDict) -> dict[str, ErrorCounts]:
-    """Return the counts of `rates_and_counts`."""
-    return {
-        name: ErrorCounts(**figures[rate.error_key], reference_length=figures[rate.units])
-        for name, rate in ERROR_RATES.items()
-        if name in figures
-    }
 
 
 def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
@@ -166,35 +129,118 @@ def word_confidences(utterances: Iterable[ScoredUtterance]) -> tuple[list[float]
     return confidences, are_correct
 
 
-def figures_of_test_set(results: Sequence[ScoredUtterance]) -> FigureDict:
-    """Return the rates of a test set with their counts and 95 % intervals.
+@dataclass(frozen=True, kw_only=True)
+class TextFigures:
+    """The figures of one decoder on a test set.
 
-    ``references`` is the SHA-256 of the ids and references. Only results with the same hash can be
-    compared. ``greedy`` has the figures of greedy decoding, if another decoder was used.
-    ``normalized`` has the figures of texts that another normalizer wrote, ``normalizer`` its name
-    and hash.
+    by_words: whether there is a WER: False for a language without spaces between words.
+    intervals: by the name of the rate.
+    confidence: the quality of the words' confidences, if they have some.
+    normalizer: the name and the hash of what normalized the texts; "" if unknown.
+    normalized: the figures of texts that another normalizer wrote.
+    references: SHA-256 of the ids and references; only results with the same hash are comparable.
+    greedy: the figures of greedy decoding, if another decoder was used.
     """
-    figures = _decoder_figures(results)
-    figures["references"] = hash_references(results)
-    if greedy := greedy_of(results):
-        figures["greedy"] = _decoder_figures(greedy)
-    return figures
+
+    errors: TextErrors
+    by_words: bool
+    intervals: Mapping[str, Interval]
+    confidence: Calibration | None = None
+    normalizer: str = ""
+    normalized: "TextFigures | None" = None
+    references: str = ""
+    greedy: "TextFigures | None" = None
+
+    @property
+    def counts(self) -> dict[str, ErrorCounts]:
+        """The counts by the name of the rate."""
+        return self.errors.counts_by_rate(by_words=self.by_words)
+
+    def __str__(self) -> str:
+        """Describe the figures in one line."""
+        line = self._describe_rates()
+        if self.normalized is not None:
+            line += f"; {self.describe_normalized()}"
+            before, after = (
+                figures.counts["WER"].reference_length if figures.by_words else 0
+                for figures in (self, self.normalized)
+            )
+            # In some languages Whisper's normalizer splits many words at vowel signs.
+            if abs(after - before) > MAX_CHANGED_SHARE * before:
+                counts = f"the normalizer makes {after} words of {before}"
+                line += f" ({counts}, so the WER counts other words)"
+        if self.greedy is not None:
+            line += f"; greedily {self.greedy._describe_rates()}"
+        if self.confidence is not None:
+            line += f"; confidence {self.confidence}"
+        return line
+
+    def describe_normalized(self) -> str:
+        """Describe the rates of texts that another normalizer wrote, if there are some."""
+        if (figures := self.normalized) is None:
+            return ""
+        return f"normalized by {figures.normalizer}: {figures._describe_rates()}"
+
+    def _describe_rates(self) -> str:
+        return ", ".join(
+            f"{rate} {percent(counts.rate)} ({counts} {ERROR_RATES[rate].units}; "
+            f"{self.intervals[rate]})"
+            for rate, counts in reversed(self.counts.items())
+        )
+
+    def plain(self) -> FigureDict:
+        """Return plain data, as `summary.json` has it."""
+        figures = rates_and_counts(self.errors, by_words=self.by_words)
+        figures |= plain_intervals(self.intervals)
+        further = {"normalizer": self.normalizer, "references": self.references}
+        records = {"normalized": self.normalized, "greedy": self.greedy}
+        if self.confidence is not None:
+            figures["confidence"] = asdict(self.confidence)
+        figures |= {name: text for name, text in further.items() if text}
+        return figures | {name: item.plain() for name, item in records.items() if item is not None}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Read plain data of `plain`."""
+        rates = {name: rate for name, rate in ERROR_RATES.items() if name in plain}
+        counts = {
+            rate.units: ErrorCounts(**plain[rate.error_key], reference_length=plain[rate.units])
+            for rate in rates.values()
+        }
+        confidence = plain.get("confidence")
+        normalized, greedy = (plain.get(name) for name in ("normalized", "greedy"))
+        return cls(
+            errors=TextErrors(utterances=plain["utterances"], **counts),
+            by_words=all(name in rates for name in ERROR_RATES),
+            intervals={name: Interval(**plain[f"{name}_interval"]) for name in rates},
+            confidence=None if confidence is None else Calibration(**confidence),
+            normalizer=plain.get("normalizer", ""),
+            normalized=None if normalized is None else cls.from_plain(normalized),
+            references=plain.get("references", ""),
+            greedy=None if greedy is None else cls.from_plain(greedy),
+        )
 
 
-def _decoder_figures(utterances: Sequence[ScoredUtterance]) -> FigureDict:
-    """Return the rates, counts, intervals and calibration of one decoder."""
-    figures = rates_and_counts(
-        total_errors(utterances), by_words=all_have_word_boundaries(utterances)
+def figures_of_test_set(results: Sequence[ScoredUtterance]) -> TextFigures:
+    """Measure the results of a test set, also of greedy decoding if another decoder was used."""
+    greedy = greedy_of(results)
+    return replace(
+        _figures_of_decoder(results),
+        references=hash_references(results),
+        greedy=_figures_of_decoder(greedy) if greedy else None,
     )
-    figures |= _interval_figures(utterances)
-    if utterances and utterances[0].normalizer:
-        figures["normalizer"] = utterances[0].normalizer
-    if normalized := normalized_of(utterances):
-        figures["normalized"] = _decoder_figures(normalized)
-    confidence = measure_calibration(*word_confidences(utterances))
-    if confidence is not None:
-        figures["confidence"] = asdict(confidence)
-    return figures
+
+
+def _figures_of_decoder(utterances: Sequence[ScoredUtterance]) -> TextFigures:
+    normalized = normalized_of(utterances)
+    return TextFigures(
+        errors=total_errors(utterances),
+        by_words=all_have_word_boundaries(utterances),
+        intervals=_intervals(utterances),
+        confidence=measure_calibration(*word_confidences(utterances)),
+        normalizer=utterances[0].normalizer if utterances else "",
+        normalized=_figures_of_decoder(normalized) if normalized else None,
+    )
 
 
 def rates_and_counts(errors: TextErrors, *, by_words: bool = True) -> FigureDict:
@@ -217,13 +263,13 @@ def slice_figures(results: Sequence[ScoredUtterance]) -> FigureDict:
     if normalized := normalized_of(results):
         rates = total_errors(normalized).rates(by_words=by_words)
         figures |= {f"normalized_{rate}": value for rate, value in rates.items()}
-    return figures | _interval_figures(results)
+    return figures | plain_intervals(_intervals(results))
 
 
-def _interval_figures(utterances: Sequence[ScoredUtterance]) -> FigureDict:
+def _intervals(utterances: Sequence[ScoredUtterance]) -> Mapping[str, Interval]:
     ids, speakers = ([getattr(u, name) for u in utterances] for name in ("id", "speaker"))
     counts = counts_of_each(utterances, by_words=all_have_word_boundaries(utterances))
-    return interval_figures(counts, ids, speakers)
+    return intervals_of(counts, group_by_speaker(ids, speakers))
 
 
 # ---- for programs

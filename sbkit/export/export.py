@@ -67,7 +67,6 @@ from sbkit.export.model_card import (
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedTransformer
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -328,8 +327,9 @@ def collect_files(
         if read_description(run).labels != hashlib.sha256(files[file.name]).hexdigest():
             raise BundleError(f"{file} has changed since the run was trained.")
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
-    if (file := run / DECODER_TOKENIZER_FILE).is_file():
-        files[file.name] = read_file(file)
+    for file in map(run.joinpath, task.further_files.values()):
+        if file.is_file():
+            files[file.name] = read_file(file)
     parts = part_facts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))
     user_modules = _modules_of(task_name, parts, user_modules)
     code_by_file = code_files(user_modules)

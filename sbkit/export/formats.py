@@ -24,12 +24,13 @@ from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.versions import versions
+from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.task import Task
 from sbkit.export.format_table import FORMATS
 from sbkit.export.parity import Candidate, TestSets, compare_candidates
 from sbkit.export.trace import quiet_exporters
 from sbkit.runtime.score_sets import prepare_test_sets
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def describe_failures(reports: ParityReports) -> list[str]:
 
 
 def write_formats(
-    bundle: TorchBundle,
+    bundle: Bundle[TorchModel],
     run: Path,
     folder: Path,
     names: Sequence[str],

@@ -36,7 +36,8 @@ from sbkit.export.whisper_format import TOKENIZER_CONFIG, write_whisper
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.models.pretrained.folder import CONFIG, PREPROCESSOR, TOKENIZER, WEIGHTS, WHISPER_NAMES
 from sbkit.runtime.onnx_model import BatchLogProbs
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.asr.model import AsrModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
@@ -56,7 +57,7 @@ PROCESSORS = {  # the classes of the processor and the features, by an encoder's
 WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 
 
-def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
+def write_huggingface(bundle: AsrBundle[TorchModel], folder: Path) -> Sequence[Candidate]:
     """Write the model and its processor, and load both with transformers."""
     if bundle.decoder_tokenizer is not None:
         return write_whisper(bundle, folder)

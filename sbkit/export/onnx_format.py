@@ -40,11 +40,12 @@ from sbkit.runtime.onnx_model import (
     WEIGHTS_SHA256,
     ArrayState,
     BatchLogProbs,
-    OnnxDecoder,
     OnnxModel,
     OnnxStreamingModel,
 )
-from sbkit.runtime.torch_model import TorchBundle, TorchModel
+from sbkit.runtime.onnx_whisper import OnnxDecoder
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle, as_recognizer
 
 OPSET = 18  # 17 gives an invalid model
 
@@ -53,7 +54,7 @@ Proto = Any  # a message of the package onnx, which makes its classes at run tim
 # ---- recognizers and voice activity detectors
 
 
-def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
+def write_onnx(bundle: Bundle[TorchModel], folder: Path) -> Sequence[Candidate]:
     """Write ``model.onnx`` and ``model.int8.onnx``, and the chunk graph of a streaming model.
 
     A voice activity detector has only a chunk graph, for one frame: the exporter unrolls its GRU.
@@ -65,18 +66,21 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     metadata = {
         "sample_rate": rate,
         "samples_per_frame": bundle.model.samples_per_frame,
-        "blank": bundle.blank,
         WEIGHTS_SHA256: read_checksums(folder.parent).get(WEIGHTS_FILE, ""),
     }
     candidates: list[Candidate] = []
     if bundle.labels is not None:
+        recognizer = as_recognizer(bundle)
         noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
         lengths = torch.tensor([rate, rate * 3 // 4, rate // 2])
         network = bundle.model.network
-        has_decoder = bundle.decoder_tokenizer is not None
+        has_decoder = recognizer.decoder_tokenizer is not None
         model_class = EncodingModel if has_decoder else WaveformModel
         program = trace(model_class(network).eval(), noise, lengths)
-        metadata |= {"tokens": write_tokens(bundle, folder).name}
+        metadata |= {
+            "blank": recognizer.blank,
+            "tokens": write_tokens(recognizer, folder).name,
+        }
         outputs = ["log_probs", "frame_lengths", *(["states"] if has_decoder else [])]
         model = make_onnx(program, ["audio", "audio_lengths"], outputs)
         for precision, file in MODEL_FILES.items():
@@ -85,13 +89,13 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             is_exact = precision == "fp32"
             candidates.append(Candidate(name=precision, files=(file,), is_exact=is_exact, run=run))
         if has_decoder:
-            candidates += _write_decoder(bundle, folder, metadata)
+            candidates += _write_decoder(recognizer, folder, metadata)
     if bundle.model.chunks is not None:
         candidates += _write_chunk_graph(bundle, folder, metadata | asdict(bundle.model.chunks))
     return candidates
 
 
-def write_tokens(bundle: TorchBundle, folder: Path) -> Path:
+def write_tokens(bundle: AsrBundle[TorchModel], folder: Path) -> Path:
     """Write the names of a recognizer's tokens, as sherpa-onnx reads them, and return the file."""
     file = folder / "tokens.txt"
     names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: "<blk>"}
@@ -217,7 +221,7 @@ class ChunkModel(nn.Module):
 
 
 def _write_chunk_graph(
-    bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
+    bundle: Bundle[TorchModel], folder: Path, metadata: Mapping[str, object]
 ) -> Iterator[Candidate]:
     network = bundle.model.network
     stream = streaming_network(network)
@@ -295,7 +299,7 @@ def _stacked(memories: Sequence[Memory]) -> tuple[Tensor, ...]:
 
 
 def _write_decoder(
-    bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
+    bundle: AsrBundle[TorchModel], folder: Path, metadata: Mapping[str, object]
 ) -> Iterator[Candidate]:
     network = bundle.model.network
     metadata = {**metadata, SETTINGS_JSON: json.dumps(asdict(network.generation))}
@@ -321,24 +325,23 @@ def _write_decoder(
         for file, graph in zip(files, graphs, strict=True):
             WRITERS[precision](graph, folder / file, metadata)
         model = OnnxModel((folder / MODEL_FILES[precision]).read_bytes())
-        model.decoder = OnnxDecoder(*(OnnxModel((folder / file).read_bytes()) for file in files))
+        decoder = OnnxDecoder(*(OnnxModel((folder / file).read_bytes()) for file in files))
+        model.decoder = decoder
         yield Candidate(
             name=f"decoder, {precision}",
             files=files,
             is_exact=precision == "fp32",
-            run=partial(_decoder_log_probs, model, text),
+            run=partial(_decoder_log_probs, model, decoder, text),
             run_trained=partial(_trained_decoder_log_probs, network, text),
-            transcribe=partial(greedy_texts, Bundle.from_contents(bundle, model)),
+            transcribe=partial(greedy_texts, bundle.with_model(model)),
             transcribe_trained=partial(greedy_texts, bundle),
         )
 
 
 def _decoder_log_probs(
-    model: OnnxModel, text: Sequence[int], audio: Float32s, lengths: Counts
+    model: OnnxModel, decoder: OnnxDecoder, text: Sequence[int], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
     """Compute log-probabilities of a text's tokens in every clip: -> (B, L + 1, V), (B,)."""
-    decoder = model.decoder
-    assert decoder is not None
     _, frames, states = model.run(audio, lengths)
     clips = (clip[:count] for clip, count in zip(states, frames, strict=True))
     return pad_frames([decoder.log_probs(text, decoder.remember(clip)) for clip in clips])
@@ -368,7 +371,7 @@ class MethodModule(NetworkModule):
         return tuple(self.method(*inputs))
 
 
-def _write_graphs(bundle: TorchBundle, folder: Path) -> Iterator[Candidate]:
+def _write_graphs(bundle: Bundle[TorchModel], folder: Path) -> Iterator[Candidate]:
     model = bundle.model
     rate = bundle.config.sample_rate
     weights = read_checksums(folder.parent).get(WEIGHTS_FILE, "")

@@ -32,7 +32,8 @@ from sbkit.runtime.batch_shapes import pad_clips
 from sbkit.runtime.model_thread import model_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.score_sets import read_whole_clips
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle, as_recognizer
 
 TestSets = Mapping[str, datasets.Dataset]
 Outputs = BatchLogProbs | Sequence[Array]
@@ -136,7 +137,7 @@ class Comparison:
     """
 
     candidate: Candidate
-    bundle: TorchBundle
+    bundle: Bundle[TorchModel]
     difference: float = 0.0
     where: str = ""
     integer_mismatches: int = 0
@@ -191,8 +192,9 @@ class Comparison:
         return self.candidate.transcribe(_clips(case))
 
     def _decode(self, log_probs: Sequence[Array]) -> list[str]:
-        best = (best_tokens(clip, self.bundle.blank) for clip in log_probs)
-        return [self.bundle.tokenizer.decode(tokens) for tokens in best]
+        bundle = as_recognizer(self.bundle)
+        best = (best_tokens(clip, bundle.blank) for clip in log_probs)
+        return [bundle.tokenizer.decode(tokens) for tokens in best]
 
     def reasons(self) -> list[str]:
         """Return a sentence for each limit that the candidate exceeds."""
@@ -251,7 +253,7 @@ class Comparison:
 
 
 def compare_candidates(
-    bundle: TorchBundle,
+    bundle: Bundle[TorchModel],
     candidates: Mapping[str, Sequence[Candidate]],
     test_sets: TestSets | str,
 ) -> dict[str, dict[str, Any]]:
@@ -311,14 +313,14 @@ def _clips(case: Case) -> list[Float32s]:
     return [clip[:length] for clip, length in zip(case.audio, case.lengths, strict=True)]
 
 
-def greedy_texts(bundle: Bundle, clips: Sequence[Float32s]) -> list[str]:
+def greedy_texts(bundle: AsrBundle[Any], clips: Sequence[Float32s]) -> list[str]:
     """Transcribe clips between -1 and 1 greedily."""
     return bundle.with_decoder(GREEDY).transcribe(
         [np.rint(clip * FULL_SCALE).astype(np.int16) for clip in clips]
     )
 
 
-def respell(bundle: Bundle, text: str) -> str:
+def respell(bundle: AsrBundle[Any], text: str) -> str:
     """Normalize a text, and spell it with the bundle's tokens."""
     return bundle.tokenizer.decode(bundle.tokenizer.encode(bundle.normalizer()(text)))
 

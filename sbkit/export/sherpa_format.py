@@ -29,7 +29,8 @@ from sbkit.export.onnx_format import make_onnx, save_onnx, write_tokens
 from sbkit.export.parity import Candidate, Outputs, RunBatch
 from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, trace, trained_log_probs
 from sbkit.runtime.onnx_model import OnnxModel
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle
 
 MODEL_FILE = "model.onnx"
 MODEL_TYPE = "fire-red-asr-2-ctc"
@@ -37,7 +38,7 @@ N_MELS = 80  # mel bins of this type
 TAIL_FRAMES = round(1000 * TAIL_SECONDS / SHIFT_MS)  # frames of features
 
 
-def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
+def write_sherpa(bundle: AsrBundle[TorchModel], folder: Path) -> Sequence[Candidate]:
     """Write the model and its tokens."""
     recognizer_class = require_package("sherpa_onnx", extra="export").OfflineRecognizer
     features = bundle.model.network.encoder.modules.get("compute_features")
@@ -77,10 +78,10 @@ class FeatureModel(NetworkModule):
         x, lengths = append_silence(x, x_lens, TAIL_FRAMES, value=math.log(EPSILON))
         features = encoder.features.module.remove_level(x, lengths, x_lens)
         states, frames = encoder.encode_features(*features)
-        return self.network.ctc_log_probs(states), frames
+        return self.network.frame_log_probs(states), frames
 
 
-def _write_graph(bundle: TorchBundle, file: Path) -> dict[str, Any]:
+def _write_graph(bundle: AsrBundle[TorchModel], file: Path) -> dict[str, Any]:
     frames = 100 * EXAMPLE_BATCH
     lengths = torch.tensor([frames, frames - 20, frames // 2])
     network = bundle.model.network

@@ -48,7 +48,7 @@ class EncodingModel(NetworkModule):
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         states, frames = self.network.encode(audio * FULL_SCALE, audio_lengths)
-        return self.network.ctc_log_probs(states), frames, states
+        return self.network.frame_log_probs(states), frames, states
 
 
 def trace(

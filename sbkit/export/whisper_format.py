@@ -37,7 +37,8 @@ from sbkit.models.pretrained.folder import (
     WHISPER_NAMES,
 )
 from sbkit.runtime.onnx_model import BatchLogProbs
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.text.decoder_tokenizer import END_OF_TEXT, DecoderTokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -47,7 +48,7 @@ OMITTED_KEYS = (  # keys of the encoder's config that are not in `config.json`
 )
 
 
-def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
+def write_whisper(bundle: AsrBundle[TorchModel], folder: Path) -> Sequence[Candidate]:
     """Write a Whisper and its processor, and load both with transformers."""
     transformers = require_package("transformers", extra="export")
     network = bundle.model.network
@@ -184,7 +185,9 @@ def _log_probs(
 
 
 @quiet_exporters()
-def _transcribe(pipeline: Any, bundle: TorchBundle, clips: Sequence[Float32s]) -> list[str]:
+def _transcribe(
+    pipeline: Any, bundle: AsrBundle[TorchModel], clips: Sequence[Float32s]
+) -> list[str]:
     """Transcribe clips, longer ones in chunks, and spell the texts like the bundle."""
     extract = pipeline.feature_extractor
     texts: list[str] = []

@@ -11,6 +11,7 @@ Lengths are whole numbers (B,), on the CPU in training. Audio is float in the sc
 `docs/guide/own-parts.md` describes the attributes of a part.
 """
 
+from collections.abc import Iterable, Mapping
 from traceback import extract_tb
 from typing import Any
 
@@ -178,9 +179,23 @@ def decoding_modules(part: object) -> list[nn.Module]:
     return [child for child in children if isinstance(child, nn.Module)]
 
 
-def token_embedding(part: object) -> nn.Embedding | None:
-    """Return the embedding of the decoder's tokens; None if it has none, or tokens of its own."""
-    if hasattr(part, "generation"):
+def generates_texts(part: object) -> bool:
+    """Return whether a part is a decoder with labels of its own, such as Whisper's."""
+    return hasattr(part, "generation")
+
+
+def label_heads(hparams: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named heads that have an output for each label of the run.
+
+    `seq_lin` of a decoder with labels of its own has an output for each of those.
+    """
+    has_own_labels = generates_texts(hparams.get("Transformer"))
+    return {name: hparams.get(name) for name in names if not (has_own_labels and name == "seq_lin")}
+
+
+def label_embedding(part: object) -> nn.Embedding | None:
+    """Return the embedding of the decoder's labels; None if it has none, or labels of its own."""
+    if generates_texts(part):
         return None
     modules = (module for child in decoding_modules(part) for module in child.modules())
     return next((module for module in modules if isinstance(module, nn.Embedding)), None)

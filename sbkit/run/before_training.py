@@ -16,23 +16,21 @@ import torch
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.threads_and_memory import return_freed_memory
+from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import CONFIG_FILE
+from sbkit.bundle.task import Figures, Task
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import has_checkpoint
 from sbkit.distributed.ranks import rank, rank0_then_others
-from sbkit.evaluate.intervals import Interval
-from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG
-from sbkit.evaluate.wer import FigureDict
-from sbkit.evaluate.wer_report import describe_results
+from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG, read_json
+from sbkit.evaluate.wer_report import TextFigures
 from sbkit.logs.metric import Metrics, best_key, percent
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_report import ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
 from sbkit.runtime.scoring import BundleScorer
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
 from sbkit.runtime.transformers_folder import require_recognizer
-from sbkit.tasks.asr.task import AsrTask
-from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import PRETRAINED, init_folders, pretrained_folder
 from sbkit.train.setup import PreparedRun, user_modules_of
@@ -43,7 +41,7 @@ logger = logging.getLogger(__name__)
 def measure_start(run: PreparedRun, brain: Brain) -> None:
     """Score the recognizer that a run starts from, if it does; write and log the figures."""
     folder, splits = run.spec.folder, run.loaders.splits
-    if has_checkpoint(folder) or not isinstance(run.recipe.task, AsrTask):
+    if has_checkpoint(folder) or run.recipe.task.predicts != "text":
         return
     with rank0_then_others():
         (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # that of an earlier start
@@ -59,26 +57,26 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
             return
         if bundle is None:
             return
-        rewrite = transcript_normalizer(bundle.config.text_table, run.labels.tags)
-        entries = score_splits(run, brain, bundle, splits.evaluated(), rewrite)
+        rewrite = run.recipe.task.normalizer(bundle.config.text_table, run.labels)
+        report = score_splits(run, brain, bundle, splits.evaluated(), rewrite)
         del bundle
         return_freed_memory()
         torch.cuda.empty_cache()  # without CUDA it does nothing
     if rank() == 0:
-        text = to_json(entries, indent=2)
+        text = to_json(report.entries, indent=2)
         write_text_atomically(folder / BEFORE_TRAINING, f"{text}\n")
-        for line in describe_start(entries):
+        for line in describe_start(run.recipe.task, report.figures):
             logger.info(line)
 
 
 def score_splits(
     run: PreparedRun,
     brain: Brain,
-    bundle: TorchBundle,
+    bundle: Bundle[TorchModel],
     sets: Mapping[str, datasets.Dataset],
     rewrite: Callable[[str], str] | None = None,
-) -> FigureDict:
-    """Return the figures of validation or test sets on rank 0, none on other ranks."""
+) -> ScoreReport:
+    """Measure validation or test sets; only on rank 0 the report has figures."""
     seconds, splits = batch_seconds_of(run.spec.settings), run.loaders.splits
     scorer = BundleScorer(bundle, times=False, batch_seconds=seconds, rewrite=rewrite)
     rate = bundle.config.sample_rate
@@ -90,7 +88,7 @@ def score_splits(
         brain.stop_if_signaled()
         if rank() == 0:
             report.describe(scored)  # computes the figures
-    return report.entries
+    return report
 
 
 def find_start(run: PreparedRun) -> dict[str, Any] | None:
@@ -111,12 +109,14 @@ def find_start(run: PreparedRun) -> dict[str, Any] | None:
     return None
 
 
-def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> TorchBundle | None:
+def _open_start(
+    start: Mapping[str, Any], run: PreparedRun, brain: Brain
+) -> Bundle[TorchModel] | None:
     """Open the model of `find_start` with the run's text table; None if it writes no texts."""
     settings = run.spec.settings
     precision = settings["eval_precision"]
-    bundle: TorchBundle = load_bundle(**start, device=brain.device, precision=precision)
-    if not isinstance(bundle.task, AsrTask):
+    bundle: Bundle[TorchModel] = load_bundle(**start, device=brain.device, precision=precision)
+    if bundle.task.predicts != "text":
         return None
     rate, language = bundle.config.sample_rate, settings["language"]
     if rate != settings["sample_rate"]:
@@ -127,23 +127,31 @@ def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> Tor
     return replace(bundle, config=replace(bundle.config, language=language, normalizer=table))
 
 
-def describe_start(before: FigureDict) -> Iterator[str]:
+def read_start(run: PreparedRun) -> dict[str, Figures]:
+    """Return the figures of the sets that were scored before training, by their names."""
+    plain: Mapping[str, Any] = read_json(run.spec.folder / BEFORE_TRAINING) or {}
+    return {name: run.recipe.task.read_figures(figures) for name, figures in plain.items()}
+
+
+def describe_start(task: Task, before: Mapping[str, Figures]) -> Iterator[str]:
     """Yield a line about each set that was scored before training."""
     for name, figures in before.items():
-        yield f"before training: {name}: {describe_results(figures)}"
+        yield f"before training: {name}: {task.describe(figures)}"
 
 
-def describe_worse(metrics: Metrics, before: FigureDict, after: FigureDict) -> Iterator[str]:
+def describe_worse(
+    metrics: Metrics, before: Mapping[str, TextFigures], after: Mapping[str, TextFigures]
+) -> Iterator[str]:
     """Yield a sentence about each test set that has more errors after training than before.
 
     metrics: those of the task, of which the first one ranks.
     """
     rate = best_key(metrics).name
     for name, figures in after.items():
-        start_figures = before.get(name, {})
-        if None in (start_figures.get(rate), figures.get(rate)):
+        start_figures = before.get(name)
+        if start_figures is None or rate not in figures.counts:
             continue
-        if figures[rate] > start_figures[rate]:
+        if figures.counts[rate].rate > start_figures.counts[rate].rate:
             yield (
                 f"{name}: the run ends worse than it began: {rate} "
                 f"{_with_interval(rate, figures)}, before training "
@@ -151,6 +159,5 @@ def describe_worse(metrics: Metrics, before: FigureDict, after: FigureDict) -> I
             )
 
 
-def _with_interval(rate: str, figures: FigureDict) -> str:
-    interval = Interval(**figures[f"{rate}_interval"])
-    return f"{percent(figures[rate])} ({interval.format_ends()})"
+def _with_interval(rate: str, figures: TextFigures) -> str:
+    return f"{percent(figures.counts[rate].rate)} ({figures.intervals[rate].format_ends()})"

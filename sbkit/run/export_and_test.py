@@ -25,14 +25,13 @@ from torch import nn
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import TEMPORARY_NAMES, atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
-from sbkit.bundle.bundle import read_bundle
+from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.checkpoint.run_config import BUNDLE, read_description
 from sbkit.checkpoint.weights import differing_tensors
 from sbkit.data.batch import Loader
-from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.decoding.fit import FittedDecoder, fit_decoder
+from sbkit.decoding.fit import FittedDecoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import as_single_process, gather_over_ranks, rank, rank0_then_others
 from sbkit.evaluate.run_results import (
@@ -54,12 +53,21 @@ from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.handlers import quiet
 from sbkit.logs.metric import best_key, percent
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
-from sbkit.run.before_training import describe_start, describe_worse, find_start, score_splits
-from sbkit.runtime.runtimes import LoadOptions, load_bundle
+from sbkit.models.encoder_parts import generates_texts
+from sbkit.run.before_training import (
+    describe_start,
+    describe_worse,
+    find_start,
+    read_start,
+    score_splits,
+)
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_report import ScoredSet, ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
-from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, sample_validation
-from sbkit.runtime.torch_model import TorchBundle, TorchModel
+from sbkit.runtime.scoring import BundleScorer
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import as_recognizer
+from sbkit.tasks.asr.fitting import fit_declared_decoder
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import DIFFERS, init_folders, initialize_from, read_named_weights
 from sbkit.train.setup import (
@@ -75,7 +83,7 @@ logger = logging.getLogger(__name__)
 START_BUNDLE = TEMPORARY_NAMES.replace("*", "start")  # in a run folder, while it is compared
 
 
-def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
+def make_bundle(run: PreparedRun, brain: Brain) -> Bundle[TorchModel] | None:
     """Make the bundle of a run, unless an earlier start has written it; load it.
 
     Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
@@ -86,12 +94,12 @@ def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
 
 def _open_or_make(
     run: PreparedRun, brain: Brain, folder: Path, collect: Callable[[], Mapping[str, bytes]]
-) -> TorchBundle | None:
+) -> Bundle[TorchModel] | None:
     """Open a bundle; if it is missing, collect its files, and fit a decoder to the Brain."""
     files: Mapping[str, bytes] | None = None  # on rank 0
     fitted: FittedDecoder | None = None
-    bundle: TorchBundle | None = None
-    options: LoadOptions = {
+    bundle: Bundle[TorchModel] | None = None
+    options: dict[str, Any] = {
         "device": brain.device,
         "precision": run.spec.settings["eval_precision"],
         "user_modules": user_modules_of(run.spec),
@@ -132,7 +140,6 @@ def fit(run: PreparedRun, brain: Brain) -> FittedDecoder:
     """Fit a decoder, and the confidences of words, with the weights in memory."""
     settings, valid = run.spec.settings, run.splits.valid
     task, rate = run.recipe.task, settings["sample_rate"]
-    decoder = declared_decoder(run.hparams)
     language = settings["language"]
     table = run.splits.text_table(settings) if language else None
     config = BundleConfig(task.name, rate, (), {}, language=language, normalizer=table)
@@ -142,19 +149,19 @@ def fit(run: PreparedRun, brain: Brain) -> FittedDecoder:
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         placement = Placement(brain.device, settings["eval_precision"])
         model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
-        own_tokens = run.hparams.get("decoder_tokenizer")
-        bundle = TorchBundle(config, task, run.labels, decoder_tokenizer=own_tokens, model=model)
-        rescores = decoder is not None and decoder.attention_rescoring
-        seconds = batch_seconds_of(settings)
-        sample = sample_validation(bundle, valid, with_attention=rescores, batch_seconds=seconds)
-        brain.stop_if_signaled()
-        aligner = bundle.decoder_pool.decoder.aligner
-        return fit_decoder(decoder, aligner, sample, splits=[*valid], by_words=config.has_words)
+        contents = BundleContents(config=config, task=task, labels=run.labels)
+        return fit_declared_decoder(
+            as_recognizer(contents.with_model(model)),
+            run.hparams,
+            valid,
+            batch_seconds=batch_seconds_of(settings),
+            on_sampled=brain.stop_if_signaled,
+        )
 
 
 def keep_better_start(
-    run: PreparedRun, brain: Brain, bundle: TorchBundle | None
-) -> TorchBundle | None:
+    run: PreparedRun, brain: Brain, bundle: Bundle[TorchModel] | None
+) -> Bundle[TorchModel] | None:
     """Return the bundle of a run, with the weights that the run started from if they are better.
 
     Their bundle is made in the same way, with a decoder fitted to them. It is better if it has
@@ -180,8 +187,10 @@ def keep_better_start(
     assert start_bundle is not None  # the trained model has the same parts, and a bundle
     sets = run.loaders.splits.valid
     rate = best_key(bundle.task.metrics).name
-    scores = [score_splits(run, brain, model, sets) for model in (start_bundle, bundle)]
-    errors = [fmean(figures[name][rate] for name in sets) for figures in scores if rank() == 0]
+    reports = [score_splits(run, brain, model, sets) for model in (start_bundle, bundle)]
+    errors = [
+        fmean(report.entries[name][rate] for name in sets) for report in reports if rank() == 0
+    ]
     is_better = gather_over_ranks(errors and errors[0] < errors[1])[0]
     with rank0_then_others():
         if rank() == 0 and is_better:
@@ -198,11 +207,12 @@ def keep_better_start(
     return make_bundle(run, brain) if is_better else bundle
 
 
-def _load_start(run: PreparedRun, bundle: TorchBundle) -> PreparedRun | None:
+def _load_start(run: PreparedRun, bundle: Bundle[TorchModel]) -> PreparedRun | None:
     """Return other objects of a run, with the weights that it started from.
 
     Returns None if they do not make up the same model: `init_from` must have the same tensors and
-    labels, `pretrained` a decoder of text, whose CTC head is the trained one.
+    labels, `pretrained` a decoder of texts, beside which the task's `fresh_heads` are the trained
+    ones.
     """
     settings = run.spec.settings
     if settings.get(DIFFERS) or (start_options := find_start(run)) is None:
@@ -216,10 +226,10 @@ def _load_start(run: PreparedRun, bundle: TorchBundle) -> PreparedRun | None:
             return None
         initialize_from([folder], start.hparams, run.recipe.task, run.spec.tree)
         return start
-    if bundle.decoder_tokenizer is None:
+    if not generates_texts(run.hparams.get("Transformer")):
         return None
     load_initial_weights(start)
-    for name in ("ctc_lin", "linear_stack"):
+    for name in run.recipe.task.fresh_heads:
         if isinstance(part := run.hparams.get(name), nn.Module):
             start.hparams[name].load_state_dict(part.state_dict())
     return start
@@ -242,7 +252,9 @@ def write_declared_formats(run: PreparedRun) -> None:
         logger.warning(failure)
 
 
-def score(run: PreparedRun, brain: Brain, bundle: TorchBundle | None, name: str) -> ScoredSet:
+def score(
+    run: PreparedRun, brain: Brain, bundle: Bundle[TorchModel] | None, name: str
+) -> ScoredSet:
     """Score the bundle on a test set; without a bundle or metrics, validate the checkpoint."""
     splits = run.loaders.splits
     if bundle is not None and type(brain).metrics:
@@ -269,7 +281,7 @@ def validate(brain: Brain, loader: Loader) -> dict[int, Any]:
 
 
 def report(
-    run: PreparedRun, brain: Brain, bundle: TorchBundle | None, sets: Sequence[ScoredSet]
+    run: PreparedRun, brain: Brain, bundle: Bundle[TorchModel] | None, sets: Sequence[ScoredSet]
 ) -> None:
     """Write the results into the run folder, and log a line for each test set."""
     folder, settings = run.spec.folder, run.spec.settings
@@ -285,7 +297,7 @@ def report(
     for scored in sets:
         facts: FigureDict = {}
         if bundle is not None:
-            facts = decoding_facts(bundle, scored)
+            facts = dict(bundle.facts(scored.rows))
             if note := (bundle.config.decoder or {}).get("note"):
                 facts["notes"] = [note, *facts.get("notes", ())]
         test_report.add(scored, **facts)
@@ -317,23 +329,27 @@ def report(
     parameters = sum(p.numel() for p in brain.modules.parameters())
     training = brain.training_metrics.of_run
     draw_curves(folder / LOG_FILE, folder / CURVES, brain.evaluator.metrics)
-    before: FigureDict = read_json(folder / BEFORE_TRAINING) or {}
+    before = read_start(run)
     note = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
     test_report.write(
-        notes=[*describe_start(before), note],
+        notes=[*describe_start(run.recipe.task, before), note],
         model=str(folder),
         **{SETTINGS_FIELD: read_description(folder).values},
-        provenance=None if bundle is None else provenance_of(bundle),
+        provenance=None if bundle is None else bundle.provenance,
         parameters=parameters,
         train_seconds=round(training.wall_seconds, 1),
         audio_seconds=round(training.audio_seconds, 1),
         rtfx=round(training.rtfx, 1) if training.wall_seconds else None,
         device=str(brain.device),
-        **({"before_training": before, "ends_with_start": is_start} if before else {}),
+        **(
+            {"before_training": read_json(folder / BEFORE_TRAINING), "ends_with_start": is_start}
+            if before
+            else {}
+        ),
     )
     for scored in sets:
         logger.info(f"{test_report.describe(scored)}, {weights}")
     for line in test_report.notes:
         logger.info(line)
-    for line in describe_worse(run.recipe.task.metrics, before, test_report.entries):
+    for line in describe_worse(run.recipe.task.metrics, before, test_report.figures):
         logger.warning(line)

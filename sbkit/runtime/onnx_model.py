@@ -4,7 +4,7 @@ A graph that does not run as requested is refused. onnxruntime falls back to the
 warning, so the provider of each node, the index of the GPU and the precision of the nodes are read
 back. Only this file and `SileroModel` call onnxruntime; tested with version 1.31.1.
 
-Legend: B clips or sessions, S samples, U frames, V vocabulary, D width, N texts, L tokens.
+Legend: B clips or sessions, S samples, U frames, V labels, D width, N texts, L labels of a text.
 """
 
 import json
@@ -27,16 +27,15 @@ from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.imports import require_package
 from sbkit.base.machine import PROVIDERS, usable_cores
 from sbkit.bundle.protocols import (
+    AttentionDecoder,
     ChunkSizes,
     DeviceArray,
     EffectiveRuntime,
     Encoded,
     StreamingModel,
 )
-from sbkit.decoding.generate import generate
 from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
-from sbkit.text.decoder_tokenizer import GenerationSettings
 
 ONNX_FOLDER = "onnx"  # in a bundle
 # The oldest version that runs the graphs: it is in sherpa-onnx's library for Android. sbkit itself
@@ -55,9 +54,6 @@ RECORD_PROVIDERS = "session.record_ep_graph_assignment_info"
 NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 ArrayState = Mapping[str, Array]  # (B, ...) each
-# A decoder's memory of frames and of the tokens that it has read: keys and values of frames,
-# (layers, B, H, U, D/H), and of tokens, (layers, B, H, L, D/H).
-Memories = tuple[Array, ...]
 
 
 class BatchLogProbs(NamedTuple):
@@ -70,17 +66,17 @@ class BatchLogProbs(NamedTuple):
 class OnnxModel:
     """A `ClipModel`: an onnxruntime session that takes whole clips.
 
-    metadata: of the file: sample_rate, samples_per_frame, blank, weights, tokens.
+    metadata: of the file, such as sample_rate, samples_per_frame and weights.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
     files: the name of the file in ``onnx/`` of a bundle, by precision.
     chunk_model: the streaming model, if it was loaded, too.
-    decoder: an attention decoder with its own tokens, if the model has one.
+    decoder: an attention decoder that generates texts, if the model has one.
     """
 
     files: ClassVar = MODEL_FILES
     padded_lengths: Sequence[int] = ()
     chunk_model: "OnnxStreamingModel | None" = None
-    decoder: "OnnxDecoder | None" = None
+    decoder: AttentionDecoder | None = None
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
         """Load the bytes of a file with onnxruntime, on cpu, cuda (the first GPU) or cuda:N."""
@@ -130,6 +126,11 @@ class OnnxModel:
     def samples_per_frame(self) -> int:
         return self.read_samples("samples_per_frame")
 
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the graph returns states, which an attention decoder of the bundle reads."""
+        return "states" in {node.name for node in self._session.get_outputs()}
+
     def read_samples(self, name: str) -> int:
         """Return a number of samples from the metadata; raises BundleError if it is not valid."""
         text = self.metadata.get(name, "nothing")
@@ -162,7 +163,7 @@ class OnnxModel:
     def generate(self, states: DeviceArray) -> list[int]:
         return self._require_decoder().generate(states)
 
-    def _require_decoder(self) -> "OnnxDecoder":
+    def _require_decoder(self) -> AttentionDecoder:
         if self.decoder is None:
             raise DeviceError(
                 "The attention decoder is not exported to ONNX. Use the runtime torch."
@@ -172,80 +173,6 @@ class OnnxModel:
     @property
     def streaming(self) -> StreamingModel | None:
         return self.chunk_model
-
-
-class OnnxDecoder:
-    """An attention decoder with its own tokens: one graph reads frames, a second reads tokens.
-
-    Each call of the second graph returns the memories of all tokens so far, so that the next call
-    only reads new tokens.
-    """
-
-    files: ClassVar = {
-        "fp32": ("decoder_frames.onnx", "decoder.onnx"),
-        "int8": ("decoder_frames.int8.onnx", "decoder.int8.onnx"),
-    }
-
-    def __init__(self, frames: OnnxModel, tokens: OnnxModel) -> None:
-        self.graphs = (frames, tokens)
-        fix = "Export it again."
-        with parsing_errors("An ONNX model", "hold its settings", fix=fix, is_json=True):
-            self._settings = GenerationSettings(**json.loads(tokens.metadata[SETTINGS_JSON]))
-
-    @classmethod
-    def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
-        """Load the graphs from ``onnx/`` of a bundle."""
-        contents = (read_graph(bundle, file) for file in cls.files[precision])
-        return cls(*(OnnxModel(content, device=device) for content in contents))
-
-    def remember(self, states: Float32s) -> Memories:
-        """Begin to decode the frames of a clip: (U, D)."""
-        keys, values = self.graphs[0].run(states[None])
-        return keys, values, keys[:, :, :, :0], values[:, :, :, :0]
-
-    def read(self, tokens: Int64s, memories: Memories) -> tuple[Float32s, Memories]:
-        """Read tokens (B, L); return the logits of each next token, (B, L, V), and memories."""
-        logits, *token_memories = self.graphs[1].run(tokens, *memories)
-        return logits, (*memories[:2], *token_memories)
-
-    def log_probs(self, text: Sequence[int], memories: Memories) -> Float32s:
-        """Compute the log-probabilities of every next token of a text: (L,) -> (L + 1, V)."""
-        start = self._settings.start
-        logits, _ = self.read(np.array([[*start, *text]]), memories)
-        logits = logits[0, len(start) - 1 :]
-        logits = logits - logits.max(1, keepdims=True)
-        log_probs: Float32s = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        return log_probs
-
-    def score_texts(self, states: Float32s, texts: Int64s) -> Float64s:
-        """Score texts of a clip, one by one, since they share its frames: (U, D), (N, L) -> (N,).
-
-        texts: padded with the end token; each has at least one.
-        """
-        memories = self.remember(states)
-        scores: list[float] = []
-        end = self._settings.end
-        for text in self._settings.cut(texts):
-            tokens = text[: (text == end).argmax()].tolist()
-            log_probs = self.log_probs(tokens, memories)
-            token_log_probs = log_probs[range(len(tokens) + 1), [*tokens, end]]
-            scores.append(float(token_log_probs.sum(dtype=np.float64)))
-        return np.array(scores)
-
-    def generate(self, states: Float32s) -> list[int]:
-        """Decode a clip greedily: (U, D)."""
-
-        def read(tokens: Int64s, memories: Memories, is_first: bool) -> tuple[Int64s, Memories]:
-            logits, memories = self.read(tokens, memories)
-            logits = logits[:, -1]
-            logits[:, self._settings.suppressed] = -np.inf
-            if is_first:
-                logits[:, self._settings.suppressed_first] = -np.inf
-            return logits.argmax(1), memories
-
-        frames = np.array([len(states)])
-        (text,) = generate(read, self.remember(states), frames, self._settings)
-        return text
 
 
 class OnnxStreamingModel(OnnxModel):

@@ -1,11 +1,9 @@
 """Load a bundle to run it with torch or onnxruntime, which are imported only then."""
 
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
@@ -14,7 +12,6 @@ from sbkit.base.machine import ONNX, PRECISIONS, has_torch, warn_of_unused_gpu, 
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_transformers_folder
 from sbkit.bundle.task import Prediction
-from sbkit.decoding.word_times import BEAM
 from sbkit.evaluate.run_results import BUNDLE_CONFIG
 from sbkit.runtime.model_thread import (
     LoadedModel,
@@ -26,14 +23,14 @@ from sbkit.runtime.model_thread import (
 from sbkit.runtime.onnx_model import (
     ONNX_FOLDER,
     WEIGHTS_SHA256,
-    OnnxDecoder,
     OnnxGraphs,
     OnnxModel,
     OnnxStreamingModel,
 )
+from sbkit.runtime.onnx_whisper import OnnxDecoder
 
 if TYPE_CHECKING:
-    from sbkit.runtime.torch_model import TorchBundle
+    from sbkit.runtime.torch_model import TorchModel
 
 COMPILE_MODES = ("default", "reduce-overhead")
 AUTO, FIRST_GPU = "auto", "cuda:0"
@@ -46,27 +43,14 @@ def model_options(options: Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-class LoadOptions(TypedDict, total=False):
-    """The options of `load_bundle` besides the runtime."""
-
-    device: object
-    precision: str
-    compile: str | None
-    streaming: StreamingUse
-    decoder: str | None
-    hotwords: str | Path | Sequence[str] | None
-    user_modules: frozenset[str]
-    language: str | None
-
-
 @overload
 def load_bundle(
-    folder: Path | str, *, runtime: Literal["onnx"], **options: Unpack[LoadOptions]
-) -> Bundle: ...
+    folder: Path | str, *, runtime: Literal["onnx"], **options: Any
+) -> Bundle[OnnxModel]: ...
 @overload
 def load_bundle(
-    folder: Path | str, *, runtime: Literal["torch"] = ..., **options: Unpack[LoadOptions]
-) -> "TorchBundle": ...
+    folder: Path | str, *, runtime: Literal["torch"] = ..., **options: Any
+) -> "Bundle[TorchModel]": ...
 def load_bundle(
     folder: Path | str,
     *,
@@ -75,11 +59,10 @@ def load_bundle(
     precision: str = "fp32",
     compile: str | None = None,
     streaming: StreamingUse = "no",
-    decoder: str | None = None,
-    hotwords: str | Path | Sequence[str] | None = None,
     user_modules: frozenset[str] = frozenset(),
     language: str | None = None,
-) -> Bundle:
+    **task_options: Any,
+) -> Bundle[Any]:
     """Load a bundle with its model, which runs exactly as requested, in the calling thread.
 
     folder: a bundle, a finished run, or a recognizer of transformers.
@@ -89,11 +72,11 @@ def load_bundle(
     compile: default or reduce-overhead; None to compile nothing.
     streaming: whether the model runs chunk by chunk: "no", "only", or "also" (if the bundle has a
         streaming model, which is a separate file in ONNX).
-    decoder: greedy or beam; None for the decoder of the bundle.
-    hotwords: phrases separated by commas, a list of them, or a file of them.
     user_modules: the user's modules that the bundle may import.
     language: the language that a recognizer of transformers writes; its texts are normalized by
         the text table of this language. Bundles store their language.
+    task_options: those of the method `with_options` of the bundle, such as a recognizer's
+        `decoder`, greedy or beam.
 
     >>> bundle = load_bundle("my-model")  # doctest: +SKIP
     >>> bundle.transcribe([read_audio("talk.mp3", bundle.config.sample_rate)])  # doctest: +SKIP
@@ -111,10 +94,9 @@ def load_bundle(
         precision=precision,
         compile=compile,
         streaming=streaming,
-        decoder=decoder,
-        hotwords=hotwords,
         user_modules=user_modules,
         language=language,
+        **task_options,
     )
     is_of_transformers = language is not None and is_transformers_folder(folder)
     if language is None or not is_of_transformers:
@@ -129,21 +111,18 @@ def load_bundle(
             "The runtime onnx": runtime == ONNX,
             "`compile`": compile is not None,
             "Streaming": streaming == "only",
-            "The decoder beam": decoder == BEAM,
-            "`hotwords`": hotwords is not None,
         }
         for name, is_requested in unsupported.items():
             if is_requested:
                 raise ConfigError(f"{name} is not supported for models of transformers ({folder}).")
     if str(device).startswith("cuda") and (cause := why_no_cuda(runtime)):
         raise DeviceError(f"The device {device} needs a GPU that {runtime} can use, but {cause}.")
-    bundle: Bundle
+    model: LoadedModel
     if runtime == ONNX:
-        model: LoadedModel = _load_onnx(contents, folder, str(device), precision, streaming)
-        bundle = Bundle.from_contents(contents, model)
+        model = _load_onnx(contents, folder, str(device), precision, streaming)
     else:
         from sbkit.distributed.device import resolve_placement
-        from sbkit.runtime.torch_model import Compilation, CompiledModel, TorchBundle, TorchModel
+        from sbkit.runtime.torch_model import Compilation, CompiledModel, TorchModel
 
         chosen: Any = None if device == AUTO else device
         placement = resolve_placement(chosen, precision)
@@ -151,45 +130,32 @@ def load_bundle(
         if is_of_transformers:
             from sbkit.runtime.transformers_folder import load_transformers
 
-            network = load_transformers(contents, folder, placement)
+            model = load_transformers(contents, folder, placement)
         elif compile is None:
-            network = TorchModel.load(contents, folder, **options)
+            model = TorchModel.load(contents, folder, **options)
         else:
             if contents.task.predicts == "text":
                 contents.task.require_frames("`compile`")
             options["compilation"] = Compilation(mode=compile, streaming=streaming)
-            network = CompiledModel.load(contents, folder, **options)
-        bundle = TorchBundle.from_contents(contents, network)
-    if device == AUTO and bundle.model.runs_on.device == "cpu":
+            model = CompiledModel.load(contents, folder, **options)
+    if device == AUTO and model.runs_on.device == "cpu":
         warn_once(runtime)
-    bundle = bundle.with_decoder(decoder).with_hotwords_option(hotwords)
-    lacks_decoder = runtime == ONNX and bundle.decoder_tokenizer is None
-    if lacks_decoder and bundle.decoder and bundle.decoder.attention_rescoring:
-        raise ConfigError(
-            f"The decoder rescores with the attention decoder, which the runtime {runtime} lacks. "
-            "Choose the decoder greedy, or run `sbkit tune RUN --no-attention-rescoring --out NEW`."
-        )
-    return bundle.opened_by(call)
+    return contents.with_model(model).with_options(**task_options).opened_by(call)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThreadedBundle(Bundle):
-    """A bundle whose model has its own thread, so that any thread may use the bundle."""
-
-    model: ModelThread
-
-
-def load_in_thread(folder: Path | str, *, device: object = AUTO, **options: Any) -> ThreadedBundle:
+def load_in_thread(
+    folder: Path | str, *, device: object = AUTO, **options: Any
+) -> Bundle[ModelThread]:
     """Call `load_bundle` in a new thread of the model; `bundle.model.close()` ends the thread."""
     folder = Path(folder).absolute()
-    loaded: list[Bundle] = []
+    loaded: list[Bundle[Any]] = []
 
     def load() -> LoadedModel:
         loaded.append(bundle := load_bundle(folder, device=device, **options))
         return bundle.model
 
     model = ModelThread(load)
-    bundle = ThreadedBundle.from_contents(loaded.pop(), model)
+    bundle = loaded.pop().with_model(model)
     return bundle.opened_by(partial(load_in_thread, folder, device=device, **options))
 
 
@@ -228,7 +194,7 @@ def _load_onnx(
         model = OnnxStreamingModel.load(folder, **options)
     else:
         model = OnnxModel.load(folder, **options)
-        if contents.decoder_tokenizer is not None:
+        if model.has_decoder:
             model.decoder = OnnxDecoder.load(folder, **options)
             decoder_graphs += model.decoder.graphs
         chunk_file = folder / ONNX_FOLDER / OnnxStreamingModel.files[precision]

@@ -13,10 +13,10 @@ from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import git_commit, versions
-from sbkit.bundle.task import Labels, Task
+from sbkit.bundle.task import Figures, Labels, Task
 from sbkit.data.data_report import encode_clips
 from sbkit.distributed.ranks import gather_on_rank0
-from sbkit.evaluate.intervals import interval_figures
+from sbkit.evaluate.intervals import group_by_speaker, intervals_of, plain_intervals
 from sbkit.evaluate.report import MAX_HEARD_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.evaluate.slices import LENGTH, length_group, measure_slices, write_slices
@@ -69,6 +69,7 @@ class ScoreReport:
         report_by: Sequence[str] = (),
     ) -> None:
         self.folder = folder
+        self.figures: dict[str, Figures] = {}  # what the task's `figures` returned, by test set
         self.entries: dict[str, FigureDict] = {}  # entries of `summary.json`, by test set
         self._task = task
         self._metrics = metrics or task.metrics
@@ -82,7 +83,8 @@ class ScoreReport:
         """Return a line about a test set: its figures, metrics of the Brain, and its size."""
         values = self._measure(scored.results)
         texts: list[str] = []
-        if line := self._task.describe(self._figures(scored)):
+        self._measure_set(scored)
+        if line := self._task.describe(self.figures[scored.name]):
             texts.append(line)
             names = self._metrics.keys() - self._task.metrics.keys()
             values = {name: value for name, value in values.items() if name in names}
@@ -93,8 +95,9 @@ class ScoreReport:
     def add(self, scored: ScoredSet, **facts: Any) -> FigureDict:
         """Write the files of a test set, and return its figures together with further facts."""
         task, results, rows = self._task, scored.results, scored.rows
-        entry = self._figures(scored)
-        entry |= task.report(self.folder, scored.name, results, entry, self._labels) or {}
+        self._measure_set(scored)
+        entry, figures = self.entries[scored.name], self.figures[scored.name]
+        entry |= task.report(self.folder, scored.name, results, figures, self._labels) or {}
         notes = [*entry.get("notes", ()), *facts.get("notes", ())]
         entry |= facts | ({"notes": notes} if notes else {})
         if self._report_by:
@@ -113,22 +116,26 @@ class ScoreReport:
         self._sets[scored.name] = scored
         return entry
 
-    def _figures(self, scored: ScoredSet) -> FigureDict:
-        """Return the entry of a test set; its figures are computed only once."""
-        if scored.name not in self.entries:
-            rows, results = scored.rows, scored.results
-            speakers = rows["speaker"][:] if "speaker" in rows.column_names else [""] * len(rows)
-            measured = {**self._measure(results), "utterances": len(results)}
-            counts = {
-                name: [
-                    ErrorCounts(part, reference_length=n) for part, n in map(metric.counts, results)
-                ]
-                for name, metric in self._metrics.items()
-                if metric.counts
-            }
-            measured |= interval_figures(counts, rows["id"][:], speakers)
-            self.entries[scored.name] = measured | self._task.figures(results)
-        return self.entries[scored.name]
+    def _measure_set(self, scored: ScoredSet) -> None:
+        """Measure a test set, once."""
+        if scored.name in self.entries:
+            return
+        rows, results = scored.rows, scored.results
+        speakers = rows["speaker"][:] if "speaker" in rows.column_names else [""] * len(rows)
+        counts = {
+            name: [ErrorCounts(part, reference_length=n) for part, n in map(metric.counts, results)]
+            for name, metric in self._metrics.items()
+            if metric.counts
+        }
+        intervals = intervals_of(counts, group_by_speaker(rows["id"][:], speakers))
+        figures = self._task.figures(results)
+        self.figures[scored.name] = figures
+        self.entries[scored.name] = {
+            **self._measure(results),
+            "utterances": len(results),
+            **plain_intervals(intervals),
+            **(figures if isinstance(figures, Mapping) else figures.plain()),
+        }
 
     @property
     def notes(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Prepare test sets, from a run or from tables and folders, and batch whole utterances."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +13,7 @@ import datasets
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import RUN_YAML, is_run
 from sbkit.base.messages import listed, printable
+from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.hparams import read_spec
 from sbkit.config.keys import KEYS, with_defaults
@@ -25,7 +26,7 @@ from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import Splits, add_texts, sample_counts
 from sbkit.data.tables import TableOptions
 from sbkit.distributed.ranks import rank, world_size
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
 from sbkit.train.recipe import load_recipe, load_trusted_recipe
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class UserSet(Corpus):
 
 
 def prepare_user_set(
-    bundle: TorchBundle, path: Path, settings: Mapping[str, Any] = MappingProxyType({})
+    bundle: Bundle[TorchModel], path: Path, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> datasets.Dataset:
     """Prepare a user's table or folder as a test set, which keeps rows without text.
 
@@ -114,7 +115,6 @@ def prepare_user_set(
     """
     settings = with_defaults(settings)
     language = bundle.config.language or "und"
-    has_text = bundle.task.predicts == "text"
     columns = TableOptions.from_settings(settings, language, str(path.absolute()))
     columns = columns if bundle.task.predicts in ("text", "audio") else columns.without("text")
     path = path.absolute()
@@ -134,12 +134,8 @@ def prepare_user_set(
         "sample_rate": bundle.config.sample_rate,
     }
     prepared = prepare(declared, UserSet(declared, split, rows)).splits[split]
-    normalize: Callable[[str], str] = str
-    made_from: dict[str, object] = {}
-    if has_text:
-        normalize = bundle.normalizer()
-        made_from = {"table": repr(bundle.config.text_table), "tags": bundle.tags}
-    prepared = add_texts(prepared, split, normalize, made_from, keep_empty=True)
+    made_from = {"table": repr(bundle.config.text_table), "tags": bundle.tags}
+    prepared = add_texts(prepared, split, bundle.normalizer(), made_from, keep_empty=True)
     excluded = sorted(prepared.excluded, key=lambda row: row.reason)
     for reason, lost in groupby(excluded, key=lambda row: row.reason):
         ids = [row.id for row in lost]

@@ -1,13 +1,13 @@
 """A bundle's model in torch, on the requested device and in the requested precision.
 
-Legend: B clips, S samples, U frames, V tokens.
+Legend: B clips, S samples, U frames, V labels.
 """
 
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -29,7 +29,7 @@ from sbkit.base.torch_internals import (
 )
 from sbkit.base.units import seconds_to_samples
 from sbkit.base.workers import start_anew_in_forks
-from sbkit.bundle.bundle import Bundle, BundleContents
+from sbkit.bundle.bundle import BundleContents
 from sbkit.bundle.config import WEIGHTS_FILE, Plain
 from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
@@ -146,7 +146,7 @@ class TorchModel(nn.ModuleList):
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         with self._running():
             states, frames = self.network.encode(*self._batch_of(clips))
-            log_probs: Tensor = self.network.ctc_log_probs(states).cpu()
+            log_probs: Tensor = self.network.frame_log_probs(states).cpu()
         rows = zip(log_probs, states, frames.tolist(), strict=True)
         return [Encoded(row[:count].numpy(), state[:count]) for row, state, count in rows]
 
@@ -197,8 +197,8 @@ class TorchModel(nn.ModuleList):
     @torch.inference_mode()
     def generate(self, states: Tensor) -> list[int]:
         self._threads.add(threading.get_ident())
-        (tokens,) = self.network.generate(states.unsqueeze(0), torch.tensor([len(states)]))
-        return [*tokens]
+        (text,) = self.network.generate(states.unsqueeze(0), torch.tensor([len(states)]))
+        return [*text]
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the predictions of the task's model for clips (S,) in one batch."""
@@ -365,13 +365,6 @@ class CompiledModel(TorchModel):
     def generate(self, states: Tensor) -> list[int]:
         with torch.compiler.set_stance("force_eager"):
             return super().generate(states)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TorchBundle(Bundle):
-    """A bundle with its model in torch."""
-
-    model: TorchModel = field(repr=False)  # its text has many lines
 
 
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:

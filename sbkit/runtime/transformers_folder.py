@@ -75,7 +75,7 @@ def read_transformers(folder: Path, language: str) -> BundleContents:
         normalizer=replace(language_table(language), numbers=numbers),
     )
     digests = {"weights": hash_weights(folder), "language_models": None}
-    return BundleContents(config, load_task(TEXT_TASK), digests=digests)
+    return BundleContents(config=config, task=load_task(TEXT_TASK), digests=digests)
 
 
 def load_transformers(contents: BundleContents, folder: Path, placement: Placement) -> TorchModel:

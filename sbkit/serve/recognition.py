@@ -25,8 +25,9 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.clients import Batcher, Workers
-from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.serve.middleware import ApiError, Limits, Metrics, too_large
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.asr.predict import Channel, Transcriber
 from sbkit.tasks.asr.session import (
     DEFAULT_RULES,
@@ -71,7 +72,7 @@ class RecognitionService:
     silence: the seconds of silence that end a turn; None if only clients can end turns.
     """
 
-    bundle: ThreadedBundle
+    bundle: AsrBundle[ModelThread]
     shapes: BatchShapes  # a closed grid
     wait_seconds: float  # how long a segment waits for others to share its batch
     limits: Limits

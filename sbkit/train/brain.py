@@ -489,7 +489,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @property
     def text_table(self) -> TextTable:
-        """The table that normalizes transcripts, which a bundle of this Brain has, too."""
+        """The table that normalizes texts, which a bundle of this Brain has, too."""
         stored = self.checkpointer and self.checkpointer.meta.get(NORMALIZER)
         if stored:
             return table_from_stored(stored)

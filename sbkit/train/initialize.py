@@ -2,8 +2,8 @@
 
 `init_from`: weights that fit by name and shape are loaded, of several models their mean. Names
 follow the YAML's parts, such as `CNN.conv1.weight`, so the other model may have other parts, or
-list them in another order. If its vocabulary differs, heads and embeddings are loaded token by
-token, even if the sizes agree: characters are numbered by how often they occur. The sample rate,
+list them in another order. If its labels differ, heads and embeddings are loaded label by label,
+even if the sizes agree: characters are numbered by how often they occur. The sample rate,
 the features, and the language and form of texts must be equal or declared. Other settings that no
 shape reveals, such as the number of heads, are not compared. Nothing from the other folder is
 built.
@@ -42,8 +42,8 @@ from sbkit.config.document import Document, holds_object, plain_value
 from sbkit.config.hparams import make_spec, read_spec
 from sbkit.config.keys import KEYS, Key, require_values, with_defaults
 from sbkit.evaluate.run_results import ends_with_start
-from sbkit.models.encoder_parts import token_embedding
-from sbkit.models.pretrained.encoder import text_tokens_of
+from sbkit.models.encoder_parts import label_embedding, label_heads
+from sbkit.models.pretrained.encoder import text_decoder_of
 from sbkit.models.pretrained.folder import (
     MAX_LISTED_TENSORS,
     check_tensors,
@@ -53,7 +53,6 @@ from sbkit.models.pretrained.folder import (
 from sbkit.models.pretrained.hub import find_folder, find_local_folder
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.text.normalization import TEXT_CHOICES, TextTable, language_table, text_table
-from sbkit.text.tokenizer import TOKENIZER_FILE
 
 INIT_REQUIREMENT = "be a run folder or a bundle for `init_from`"
 INIT_FIX = "Name another one."
@@ -83,57 +82,57 @@ def initialize_from(
 ) -> list[str]:
     """Load the weights of a run or bundle into the model of a task, as far as they fit.
 
-    folders: if there are several, of one model, tokenizer and text table, their mean is loaded.
+    folders: if there are several, of one model, labels and text table, their mean is loaded.
     root: the resolved YAML of this run.
 
-    Returns lines that list which tensors are loaded, which by token, which are new and why, and
+    Returns lines that list which tensors are loaded, which by label, which are new and why, and
     which tensors of the folder are not used.
     """
     folder, *others = folders
     place = ("the mean of " if others else "") + ", ".join(map(str, folders))
-    source_tokens, tokens = _tokens(folder, hparams, task)
+    source_labels, labels = _label_names(folder, hparams, task)
     for other in others:
         for thing, differs in (
-            ("tokenizer", _tokens(other, hparams, task)[0] != source_tokens),
+            (task.label_key, _label_names(other, hparams, task)[0] != source_labels),
             ("text table", text_table_of(other) != text_table_of(folder)),
         ):
             if differs:
                 raise ConfigError(f"`init_from`: {other} has another {thing} than {folder}.")
     weights = average_files(folders, read_named_weights)
     tensors = tensors_by_part(hparams)
-    labeled_ids = _ids_by_label(hparams, task, len(tokens)) if source_tokens != tokens else ()
-    source_row = {token: row for row, token in enumerate(source_tokens)}
-    rows = [(source_row[token], row) for row, token in enumerate(tokens) if token in source_row]
+    labeled_ids = _ids_by_label(hparams, task, len(labels)) if source_labels != labels else ()
+    source_row = {label: row for row, label in enumerate(source_labels)}
+    rows = [(source_row[label], row) for row, label in enumerate(labels) if label in source_row]
     misfits = _misfits(weights, tensors)
     names_loaded: list[str] = []
-    names_by_token: list[str] = []
+    names_by_label: list[str] = []
     new_tensors: list[str] = []
     with torch.no_grad():
         for name, tensor in tensors.items():
             has_labels = id(tensor) in labeled_ids
             misfit = misfits[name]
-            if has_labels and _load_rows(weights.get(name), tensor, rows, len(source_tokens)):
-                names_by_token.append(name)
+            if has_labels and _load_rows(weights.get(name), tensor, rows, len(source_labels)):
+                names_by_label.append(name)
             elif misfit is not None or has_labels:
                 new_tensors.append(f"{name} ({misfit or 'of other labels there'})")
             else:
                 tensor.copy_(weights[name])
                 names_loaded.append(name)
     unused_names = [name for name in weights if name not in tensors]
-    if not names_loaded and not names_by_token:
+    if not names_loaded and not names_by_label:
         names = listed([*weights], max_names=MAX_LISTED_TENSORS)
         raise BundleError(
             f"`init_from`: none of the tensors in {place} fits by name and shape ({names})."
         )
-    loaded_parts = {name.partition(".")[0] for name in (*names_loaded, *names_by_token)}
+    loaded_parts = {name.partition(".")[0] for name in (*names_loaded, *names_by_label)}
     keys = [SAMPLE_RATE_KEY, FEATURES]
-    if task.label_file == TOKENIZER_FILE and not loaded_parts.isdisjoint(task.heads):
+    if task.predicts == "text" and not loaded_parts.isdisjoint(task.heads):
         keys += [LANGUAGE_KEY, TEXT_KEY]
     differences = [check_same_settings(folder, root, keys) for folder in folders]
     lines = [f"init_from {place}: {len(names_loaded)} tensors are loaded{_names(names_loaded)}"]
-    if names_by_token:
-        count = f"{len(rows)} of {len(tokens)} rows"
-        lines.append(f"init_from: {count} by token{_names(names_by_token)}")
+    if names_by_label:
+        count = f"{len(rows)} of {len(labels)} rows"
+        lines.append(f"init_from: {count} by label{_names(names_by_label)}")
     lines.append(f"init_from: {len(new_tensors)} tensors are new{_names(new_tensors)}")
     lines.append(f"init_from: {len(unused_names)} tensors there are not used{_names(unused_names)}")
     return [*dict.fromkeys(chain(lines, *differences))]
@@ -167,24 +166,23 @@ def _names(names: list[str]) -> str:
     return f": {listed(names, max_names=MAX_LISTED_TENSORS)}." if names else "."
 
 
-def _tokens(folder: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
-    """Return the tokens of the folder's outputs, none if no file lists them, and of the task's."""
+def _label_names(
+    folder: Path, hparams: Mapping[str, Any], task: Task
+) -> tuple[list[str], list[str]]:
+    """Return the labels of the folder's outputs, none if no file lists them, and of the task's."""
     if task.label_file is None or (labels := hparams.get(task.label_key)) is None:
         return [], []
     file = folder / task.label_file
-    tokens = [*task.label_names(labels)]
+    names = [*task.label_names(labels)]
     if not file.exists():
-        return [], tokens
-    return [*task.label_names(task.read_labels(file, read_file(file)))], tokens
+        return [], names
+    return [*task.label_names(task.read_labels(file, read_file(file)))], names
 
 
 def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> set[int]:
     """Return the ids of the tensors in heads and embeddings, which have a row for each label."""
-    # A decoder with its own tokens has no rows of these labels.
-    has_own_tokens = hasattr(hparams.get("Transformer"), "generation")
-    names = [name for name in task.heads if not (has_own_tokens and name == "seq_lin")]
-    heads = [hparams.get(name) for name in names]
-    embeddings = map(token_embedding, hparams.values())
+    heads = label_heads(hparams, task.heads).values()
+    embeddings = map(label_embedding, hparams.values())
     parts = [part for part in (*heads, *embeddings) if part is not None]
     for module in hparams["model"].modules():  # also embeddings that the task does not name
         if isinstance(module, nn.Embedding) and module.num_embeddings == num_labels:
@@ -192,9 +190,9 @@ def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> se
     return {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
 
 
-def _load_rows(weight: Any, tensor: Tensor, rows: list[tuple[int, int]], num_tokens: int) -> bool:
-    """Copy the rows of common tokens, pairs of indices; return False if they do not fit."""
-    expected_shape = (num_tokens, *tensor.shape[1:])
+def _load_rows(weight: Any, tensor: Tensor, rows: list[tuple[int, int]], num_labels: int) -> bool:
+    """Copy the rows of common labels, pairs of indices; return False if they do not fit."""
+    expected_shape = (num_labels, *tensor.shape[1:])
     if not rows or not isinstance(weight, Tensor) or weight.shape != expected_shape:
         return False
     source_rows, new_rows = torch.tensor(rows).unbind(1)
@@ -334,7 +332,7 @@ def with_encoder_config(
             f"{settings['sample_rate']}."
         )
     if "decoder_task" in settings:  # before references to sizes of a decoder lead nowhere
-        text_tokens_of(config)
+        text_decoder_of(config)
     return {**overrides, ENCODER_CONFIG: config}
 
 

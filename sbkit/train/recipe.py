@@ -6,7 +6,7 @@ A YAML names its recipe, `recipe: recipes.asr.recipe.AsrRecipe`: any subclass of
 be imported, including from a file beside the YAML.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from sbkit.base.errors import ConfigError, concerning
@@ -78,11 +78,18 @@ class Recipe:
         raise NotImplementedError("a recipe defines `prepare_splits`")
 
     def prepare_labels(self, settings: Settings, splits: Splits) -> Any:
-        """Make the tokenizer or the list of classes, and return it; None without labels.
+        """Make the labels, such as a list of classes, and return them; None without labels.
 
-        It is written as the task's label file into the run folder, where the YAML opens it.
+        Their file is written into the run folder, where the YAML opens it.
         """
         return None
+
+    def checks(self) -> Sequence[Callable[[Any], Any]]:
+        """Return checks of the recipe's own, such as `recipes.asr.checks.check_texts`.
+
+        A check takes a `sbkit.check.checked_run.CheckedRun` and yields findings.
+        """
+        return ()
 
     def make_loaders(
         self, hparams: Settings, splits: Splits, labels: Any, placement: Placement

@@ -7,12 +7,10 @@ The files of a run folder, in the order that a run writes them:
 .lock                  locked while a run trains here
 hyperparams.yaml       the YAML as it took effect, with the overrides
 run_config.json        the description of the run, which a resumed run is compared with
-tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
-decoder_tokenizer.json  the tokens of a pretrained decoder, such as Whisper's
 labels.json            which of the files of labels this run has made, and from what
-data_report.json       figures of the data: hours, speakers, lengths, transcripts
+data_report.json       figures of the data: hours, speakers, lengths, texts
 left_out.tsv           utterances that are left out, with reasons
 misaligned.tsv         clips that the training of a synthesizer skips, if any
 before_training.json   the scores of the recognizer that the run starts from, if it starts from one
@@ -47,7 +45,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
 
 from sbkit.base.checksums import READ_ERRORS, checksum
 from sbkit.base.errors import ConfigError, SbkitError, concerning
@@ -91,11 +88,9 @@ from sbkit.distributed.device import Placement, device_counter_for, resolve_plac
 from sbkit.distributed.ranks import rank
 from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
-from sbkit.models.pretrained.encoder import PretrainedTransformer, warn_of_padding
+from sbkit.models.pretrained.encoder import fill_output_layer, warn_of_padding
 from sbkit.models.pretrained.folder import load_weights
-from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.text.normalization import TEXT_VERSION, table_to_store
-from sbkit.text.tokenizer import TOKENIZER_VERSION, Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import (
     PRETRAINED,
@@ -170,7 +165,7 @@ class RunData:
     """The values, data and labels of a run, before the objects of its YAML are built.
 
     Attributes:
-        labels: the tokenizer or the list of classes; None for a recipe without labels.
+        labels: what the recipe's `prepare_labels` returned; None without labels.
         label_files: the contents of the files of labels and language models, by name.
     """
 
@@ -236,7 +231,7 @@ def require_files_of_run(spec: RunSpec, recipe: Recipe) -> None:
         (recipe.task.label_key, "model_file"): recipe.task.label_file,
         (recipe.task.label_key, "file"): recipe.task.label_file,
         ("decoder", "language_models"): LANGUAGE_MODELS_FILE,
-        ("decoder_tokenizer", "file"): DECODER_TOKENIZER_FILE,
+        **recipe.task.further_files,
     }
     for (key, argument), name in files.items():
         declared = dict(children(spec.tree.get(key))).get(argument)
@@ -295,17 +290,18 @@ def prepare_splits(spec: RunSpec, recipe: Recipe) -> Splits:
 def prepare_labels(
     spec: RunSpec, recipe: Recipe, splits: Splits
 ) -> tuple[Any, Mapping[str, bytes]]:
-    """Open the tokenizer or the list of classes; make it if the run folder has none.
+    """Open the labels of the task; make them if the run folder has none.
 
     A file that an earlier start has made of other inputs is made again, unless a checkpoint was
     trained with it. A file of the user's is kept. Language models name their inputs themselves.
 
-    Returns it with the contents of its files, of those of the run folder or of new ones.
+    Returns them with the contents of their files, of those of the run folder or of new ones.
     """
-    names = [*filter(None, (recipe.task.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE))]
+    further_files = recipe.task.further_files.values()
+    names = [*filter(None, (recipe.task.label_file, LANGUAGE_MODELS_FILE, *further_files))]
     # Rank 0 has made what the others find.
     is_first = rank() == 0 and not has_checkpoint(spec.folder)
-    made_from = digest_label_inputs(spec, splits) if is_first else None
+    made_from = digest_label_inputs(spec, recipe, splits) if is_first else None
     record = LabelRecord.read(spec.folder)
     given_names = {LANGUAGE_MODELS_FILE}
     with TemporaryDirectory(prefix="sbkit-labels") as scratch:
@@ -331,7 +327,7 @@ def prepare_labels(
 
 
 def write_label_files(data: RunData) -> None:
-    """Write the tokenizer, list of classes and language models into the run folder."""
+    """Write the files of the labels and the language models into the run folder."""
     folder = data.spec.folder
     if data.label_files:
         folder.mkdir(parents=True, exist_ok=True)
@@ -373,7 +369,7 @@ class LabelRecord:
         return cls()
 
 
-def digest_label_inputs(spec: RunSpec, splits: Splits) -> str:
+def digest_label_inputs(spec: RunSpec, recipe: Recipe, splits: Splits) -> str:
     """Return a digest of all that may decide the labels: values, data, code and initial models."""
     described = describe_spec(spec, data=splits.fingerprints, dependencies=hash_dependencies(spec))
     ignored = {name for name, key in spec.keys.items() if key.may_change != "never"}
@@ -386,7 +382,7 @@ def digest_label_inputs(spec: RunSpec, splits: Splits) -> str:
         [
             *(values, described.data, described.modules, described.files),
             [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats],
-            *(versions(), data_versions(), TEXT_VERSION, TOKENIZER_VERSION),
+            *(versions(), data_versions(), TEXT_VERSION, recipe.task.label_version),
         ]
     )
 
@@ -400,7 +396,7 @@ def build_objects(data: RunData) -> Settings:
     require_rate(hparams, hparams["sample_rate"])
     meta = hparams["checkpointer"].meta
     meta[TASK] = data.recipe.task.name
-    if isinstance(data.labels, Tokenizer):
+    if data.recipe.task.predicts == "text":
         meta[NORMALIZER] = table_to_store(data.splits.text_table(spec.settings))
     return hparams
 
@@ -426,15 +422,6 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
         with concerning("init_from"):
             lines += initialize_from(folders, hparams, run.recipe.task, run.spec.tree)
     return lines
-
-
-def fill_output_layer(hparams: Mapping[str, Any]) -> None:
-    """Copy the embedding of a pretrained decoder to `seq_lin`: Whisper has one matrix for both."""
-    transformer, seq_lin = hparams.get("Transformer"), hparams.get("seq_lin")
-    if isinstance(transformer, PretrainedTransformer) and isinstance(seq_lin, nn.Linear):
-        seq_lin.load_state_dict({"weight": transformer.decoder.embed_tokens.weight}, strict=False)
-        if seq_lin.bias is not None:
-            nn.init.zeros_(seq_lin.bias)
 
 
 def make_brain(run: PreparedRun, **run_opts: Any) -> Brain:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from recipes.asr.brain import AsrBrain
 from recipes.asr.recipe import AsrRecipe
-from sbkit.check.check import CHECKS, Check, check_run, open_checked_run
+from sbkit.check.check import Check, check_run, checks_of, open_checked_run
 from sbkit.check.checked_run import CheckedRun, Finding, RunSpec
 from sbkit.check.cost import check_cost
 from sbkit.config.document import Document, Keys, read_document
@@ -24,6 +24,7 @@ from sbkit.train.setup import declare_run
 from tests.runs import ROOT, TINY, Workplace, one_thread
 
 Edit = Callable[[Path], None]
+CHECKS = checks_of(AsrRecipe())
 WITHOUT_COST = tuple(check for check in CHECKS if check is not check_cost)  # which takes seconds
 
 

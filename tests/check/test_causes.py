@@ -7,9 +7,10 @@ from unittest.mock import patch
 
 import pytest
 
-from sbkit.check import settings
+from recipes.asr import checks
+from recipes.asr.checks import check_causes
 from sbkit.check.check import check_run
-from sbkit.check.settings import check_batches, check_causes
+from sbkit.check.settings import check_batches
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.check.harness import declared_run
 from tests.runs import Workplace, rows_of
@@ -48,10 +49,10 @@ def test_vocabulary_is_noted(workplace: Workplace, tmp_path: Path) -> None:
     with declared_run(workplace, tmp_path / "run") as declared:
         (finding,) = check_run(declared, checks=(check_causes,)).findings
         assert finding.where == declared.place("token_type")
-        with patch.object(settings, "MIN_TOKEN_USES", 0):
+        with patch.object(checks, "MIN_TOKEN_USES", 0):
             assert not check_run(declared, checks=(check_causes,)).findings
     with (
-        patch.object(settings, "MIN_TOKEN_USES", inf),
+        patch.object(checks, "MIN_TOKEN_USES", inf),
         declared_run(workplace, tmp_path / "characters") as declared,
     ):
         assert not check_run(declared, checks=(check_causes,)).findings

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import soundfile
 
+from recipes.asr.checks import CHECKS, check_text_table, check_texts
 from recipes.asr.recipe import AsrRecipe
 from recipes.tts.recipe import TtsRecipe
 from sbkit.check.check import Check, check_run
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.check.data import (
-    check_alignment,
     check_channels,
     check_data,
     check_labels,
@@ -195,7 +195,7 @@ def test_what_transcripts_become_is_noted_once(
     ]
     splits = replace(splits_of("ann", "bob", "cy"), train=make_store(rows))
     run = run_on(splits, tmp_path, language=language)
-    findings = [f for f in check_data(run) if f.problem.startswith("Transcripts have")]
+    findings = [f for f in check_data(run) if f.problem.startswith("Texts have")]
     assert not any(finding.stops for finding in findings)
     assert bool(findings) == bool(noted)
     assert not noted or sum(noted in finding.problem for finding in findings) == 1
@@ -226,10 +226,10 @@ def test_capitals_and_marks_that_are_declared_occur_in_train(
     train = make_store(spoken(f"a{n}", text) for n, text in enumerate(texts))
     splits = replace(splits_of(), train=train, valid={}, test={})
     run = run_on(splits, tmp_path, text=KEPT)
-    findings = [f for f in check_labels(run) if f.where == run.spec.place("text")]
+    findings = [f for f in check_text_table(run) if f.where == run.spec.place("text")]
     assert len(findings) == len(noted) and not any(f.stops for f in findings)
     assert all(part in f.problem for part, f in zip(noted, findings, strict=True))
-    assert [*check_labels(run_on(splits, tmp_path / "plain"))] == []
+    assert [*check_text_table(run_on(splits, tmp_path / "plain"))] == []
 
 
 def test_spaces_of_train_that_the_language_does_not_expect_are_noted(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_spaces_of_train_that_the_language_does_not_expect_are_noted(tmp_path: P
     ):
         table = replace(language_table(language), spaces=spaces)
         run = run_on(replace(splits_of(), table=table), tmp_path / language, language=language)
-        assert [noted in f.fix for f in check_labels(run) if "spaces" in f.problem] == (
+        assert [noted in f.fix for f in check_text_table(run) if "spaces" in f.problem] == (
             [True] if noted else []
         )
 
@@ -248,7 +248,7 @@ def test_spaces_of_train_that_the_language_does_not_expect_are_noted(tmp_path: P
 def test_one_text_for_all_clips_is_noted(tmp_path: Path) -> None:
     train = make_store(spoken(f"a{n}", "see sentence") for n in range(3))
     run = run_on(Splits(train, {"dev": train}, {}), tmp_path / "run")
-    (finding,) = check_labels(run)
+    (finding,) = check_texts(run)
     assert finding.problem == "All 3 transcripts of train are 'see sentence'"
     assert not finding.stops
 
@@ -277,7 +277,7 @@ def test_rare_foreign_characters_are_tolerated(rows: int, advice: str, tmp_path:
     test = make_store(spoken(f"test{n}", text) for n, text in enumerate(texts))
     splits = replace(splits_of(), valid={}, test={"test": test})
     run = run_on(splits, tmp_path / "run")
-    (finding,) = check_labels(run)
+    (finding,) = check_texts(run)
     assert f"1 of {rows} in test" in finding.problem
     assert advice in finding.fix
     assert not finding.stops
@@ -335,7 +335,7 @@ def test_check_data_names_the_language_of_replaced_letters(
         (["A sentence in English"], "ru", True, "such as "),
         (["แมวกินน้ำ"], "en", True, "such as th."),
         (["今天天气很好", "OK"], "en", True, "such as ja, zh."),
-        (["ሰላም እንዴት ነህ"], "de", True, "transcripts."),
+        (["ሰላም እንዴት ነህ"], "de", True, "texts."),
         (["Ово је наш град", "Ovo je naš grad"], "sr", False, ""),
         (["これはJavaのテストです"], "ja", False, ""),
     ],
@@ -356,7 +356,7 @@ def test_dev_without_any_transcript_is_an_error(tmp_path: Path) -> None:
     for dev in ([""], ["", "one"]):
         valid = {"dev": make_store(spoken(f"dev{n}", text) for n, text in enumerate(dev))}
         run = run_on(replace(splits_of(), valid=valid), tmp_path / "run")
-        (finding,) = (f for f in check_labels(run) if "without a transcript" in f.problem)
+        (finding,) = (f for f in check_texts(run) if "without a transcript" in f.problem)
         assert finding.stops == (dev == [""])
 
 
@@ -369,11 +369,11 @@ def test_two_speakers_of_a_voice_are_noted_with_the_way_to_take_one(tmp_path: Pa
     assert (finding.fix, finding.stops) == ("Keep one of them: `where: {speaker: bob}`.", False)
 
 
-def test_check_labels_skips_labels_that_are_not_text(tmp_path: Path) -> None:
+def test_checks_of_texts_skip_labels_that_are_not_text(tmp_path: Path) -> None:
     run = run_on(splits_of(), tmp_path / "run")
     names = ensure_labels(tmp_path / "labels.txt", ["en", "fr"])
     run = replace(run, data=SimpleNamespace(**{**vars(run.data), "labels": names}))
-    assert list(check_labels(run)) == []  # though there is text, and `encode`
+    assert [*check_texts(run), *check_text_table(run)] == []  # though there is text, and `encode`
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def findings_on(run: Path, checks: Sequence[Check], **settings: object) -> list[
 
 
 def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:
-    checks = (check_labels, check_alignment, check_data, check_silence)
+    checks = (check_labels, *CHECKS, check_data, check_silence)
     assert findings_on(tmp_path / "run", checks, data_folder=str(asterisk_english)) == []
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.check.check import CHECKS
-from tests.check.harness import Mutation, assert_found, findings_of
+from tests.check.harness import CHECKS, Mutation, assert_found, findings_of
 from tests.check.mutations import data, exported, model, settings
 from tests.runs import Workplace
 

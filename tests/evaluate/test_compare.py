@@ -34,7 +34,8 @@ def write_run(folder: Path, sets: Mapping[str, Sequence[ScoredUtterance]]) -> st
     test = {name: figures_of_test_set(scored) for name, scored in sets.items()}
     for name, scored in sets.items():
         write_results(folder, name, scored, test[name])
-    (folder / "summary.json").write_text(json.dumps({"test": test}))
+    plain = {name: figures.plain() for name, figures in test.items()}
+    (folder / "summary.json").write_text(json.dumps({"test": plain}))
     return str(folder)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, rate_intervals
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import describe_results, figures_of_test_set
+from sbkit.evaluate.wer_report import figures_of_test_set
 
 SPEAKERS = Grouping(unit="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
 
@@ -86,6 +86,6 @@ SET += [ScoredUtterance(f"bob{n}", "a b", "a c", speaker="bob") for n in range(1
 
 def test_describe_results_names_the_units() -> None:
     words = "WER 25.0 % (10 / 40 words; 0.0 to 50.0, only 2 speakers)"
-    assert describe_results(figures_of_test_set(SET)).endswith(f", {words}")
-    line = describe_results(figures_of_test_set(SET[:1]))
+    assert str(figures_of_test_set(SET)).endswith(f", {words}")
+    line = str(figures_of_test_set(SET[:1]))
     assert line.endswith("(0 / 2 words; no interval over 1 clip)")

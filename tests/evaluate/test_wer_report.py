@@ -9,7 +9,7 @@ import pytest
 
 from sbkit.evaluate.wer import ERROR_RATES, ScoredUtterance
 from sbkit.evaluate.wer_report import (
-    describe_results,
+    TextFigures,
     describe_silence,
     figures_of_test_set,
     read_utterances,
@@ -57,17 +57,30 @@ def test_word_confidences_are_compared_with_the_reference() -> None:
     beam = ScoredUtterance("a", "please hold the line", "please told line", words=words)
     greedy = replace(beam, hypothesis="pleas", words=(Word("pleas", 0, 1, 0.4),))
     figures = figures_of_test_set([replace(beam, greedy=greedy), SPLIT[0]])
-    assert figures["confidence"] == {
+    assert figures.plain()["confidence"] == {
         "AUC": 1.0,
         "ECE": pytest.approx((0.1 + 0.2) / 2),
         "words": 2,
         "right": 1,
     }
-    assert figures["greedy"]["confidence"]["ECE"] == pytest.approx(0.4)
-    assert describe_results(figures_of_test_set([beam])).endswith(
+    assert figures.plain()["greedy"]["confidence"]["ECE"] == pytest.approx(0.4)
+    assert str(figures_of_test_set([beam])).endswith(
         "; confidence AUC 1.0, ECE 0.15 (1 right / 2 words)"
     )
-    assert "confidence" not in figures_of_test_set(SPLIT)
+    assert "confidence" not in figures_of_test_set(SPLIT).plain()
+
+
+def test_figures_are_read_back_from_plain_data() -> None:
+    words = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2))
+    beam = ScoredUtterance("a", "hold the line", "told line", words=words, normalizer="en 1")
+    normalized = replace(beam, reference="hold line", words=(), normalizer="basic 2")
+    results = [replace(beam, greedy=SPLIT[0], normalized=normalized), *SPLIT]
+    chinese = ScoredUtterance("b", "今天天气好", "今天气好", by_words=False)
+    for figures in map(figures_of_test_set, (results, [chinese, chinese])):
+        plain = json.loads(json.dumps(figures.plain()))
+        read = TextFigures.from_plain(plain)
+        assert read.plain() == plain
+        assert str(read) == str(figures)
 
 
 def test_describe_silence_notes_a_model_that_wrote_nothing() -> None:
@@ -93,14 +106,15 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     greedy = [ScoredUtterance(*row, by_words=False) for row in texts]
     scored = [replace(result, greedy=result) for result in greedy]
     figures = figures_of_test_set(scored)
-    line = describe_results(figures)
+    line = str(figures)
     assert "CER 42.9 %" in line.partition("; greedily ")[2]
     of_slice = slice_figures(scored)
-    text = json.dumps([line, figures, of_slice])
+    plain = figures.plain()
+    text = json.dumps([line, plain, of_slice])
     assert "WER" not in text
     assert "word" not in text
-    assert figures["CER"] == figures["greedy"]["CER"] == of_slice["CER"] == 3 / 7
-    assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
+    assert plain["CER"] == plain["greedy"]["CER"] == of_slice["CER"] == 3 / 7
+    assert plain["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
     write_results(tmp_path, "test", scored, figures)
     worst, other = (tmp_path / "wer_test.txt").read_text().split("\n\n")[2:]
     heads = [text.splitlines()[0].partition(": ") for text in (worst, other)]
@@ -119,7 +133,7 @@ def test_normalizer_that_changes_the_number_of_words_is_noted() -> None:
     scored = [ScoredUtterance("a", "हिन्दी भाषा", "हिन्दी")]
     for words, noted in ((2, ""), (7, " (the normalizer makes 7 words of 2, so the WER counts")):
         plain = replace(scored[0], reference="x " * words, normalizer="basic 0123")
-        line = describe_results(figures_of_test_set([replace(scored[0], normalized=plain)]))
+        line = str(figures_of_test_set([replace(scored[0], normalized=plain)]))
         assert noted in line and ("the normalizer makes" in line) == bool(noted)
 
 

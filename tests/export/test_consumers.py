@@ -16,10 +16,11 @@ from speechbrain.dataio.batch import PaddedBatch
 
 from sbkit.audio.io import Samples
 from sbkit.base.checksums import find_damage
-from sbkit.bundle.bundle import Bundle
 from sbkit.export import format_table
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.asr.session import Session, StreamingRecognizer, advance_batch
 from tests.processes import run_fresh
 from tests.runtime.bundles import ROOT, parity_report
@@ -38,7 +39,7 @@ def folder(exported: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bundle(exported: Path) -> Bundle:
+def bundle(exported: Path) -> AsrBundle[TorchModel]:
     return load_bundle(exported)
 
 
@@ -78,7 +79,7 @@ def test_quiet_clips_are_recognized_alike(exported: Path, clips: Clips) -> None:
 
 def test_page_runs_formats_in_other_programs(
     exported: Path,
-    bundle: Bundle,
+    bundle: AsrBundle[TorchModel],
     clips: Clips,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -96,7 +97,11 @@ def test_page_runs_formats_in_other_programs(
 
 
 def test_page_calls_a_bundle_from_code_of_speechbrain(
-    exported: Path, bundle: Bundle, clips: Clips, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Path,
+    bundle: AsrBundle[TorchModel],
+    clips: Clips,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "my-model").symlink_to(exported)
     monkeypatch.chdir(tmp_path)

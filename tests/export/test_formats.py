@@ -22,7 +22,8 @@ from sbkit.export.parity import Candidate, Case, Comparison
 from sbkit.export.trace import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.codec.task import CodecTask
 from tests.runtime.bundles import make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
@@ -33,13 +34,15 @@ def run(tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path) -> Pat
     return make_run(tmp_path_factory.mktemp("formats") / "run")
 
 
-def off_by(difference: float | None) -> Callable[[TorchBundle, Path], Sequence[Candidate]]:
+def off_by(
+    difference: float | None,
+) -> Callable[[AsrBundle[TorchModel], Path], Sequence[Candidate]]:
     """Make a writer whose format differs from the model by ``difference``.
 
     With None, the format runs only at one length, like some graphs of LSTMs.
     """
 
-    def write(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
+    def write(bundle: AsrBundle[TorchModel], folder: Path) -> Sequence[Candidate]:
         model = WaveformModel(bundle.model.network).eval()
 
         def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
@@ -90,7 +93,7 @@ def test_format_beyond_its_limits_is_not_written(
 def test_without_test_data_inexact_formats_are_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def rounding(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
+    def rounding(bundle: AsrBundle[TorchModel], folder: Path) -> Sequence[Candidate]:
         exact = off_by(0.0)(bundle, folder)
         (folder / "model.int8.onnx").touch()
         return [*exact, replace(exact[0], name="int8", files=["model.int8.onnx"], is_exact=False)]

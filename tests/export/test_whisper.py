@@ -20,11 +20,12 @@ from sbkit.export.huggingface_format import write_huggingface
 from sbkit.export.onnx_format import save_onnx, write_onnx
 from sbkit.export.parity import Comparison
 from sbkit.export.trace import quiet_exporters
+from sbkit.models.pretrained.encoder import fill_output_layer
 from sbkit.models.pretrained.folder import load_weights, read_encoder_config
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
-from sbkit.train.setup import fill_output_layer
 from tests.models.pretrained.recognizers import LANGUAGES, make_whisper, noise
 from tests.runtime.bundles import ROOT, WITHOUT_DATA, make_run, parity_report
 
@@ -66,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_whisper(tmp_path_factory.mktemp("whisper"), formats=FORMATS)
 
 
-def written_texts(bundle: TorchBundle) -> list[str]:
+def written_texts(bundle: AsrBundle[TorchModel]) -> list[str]:
     """Return the decoder's texts, before CTC's tokens spell them."""
     assert bundle.decoder_tokenizer is not None
     model = bundle.model

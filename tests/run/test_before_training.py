@@ -13,7 +13,10 @@ from sbkit.base.checksums import write_checksums
 from sbkit.base.files import TEMPORARY_NAMES, to_json
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.commands.cli import run as sbkit
+from sbkit.evaluate.intervals import Interval
 from sbkit.evaluate.run_results import BEFORE_TRAINING, ends_with_start
+from sbkit.evaluate.wer import ErrorCounts, TextErrors
+from sbkit.evaluate.wer_report import TextFigures
 from sbkit.logs.metric import percent
 from sbkit.run import before_training, export_and_test
 from sbkit.run.before_training import describe_worse, find_start
@@ -148,9 +151,9 @@ def test_only_a_better_start_is_kept(
         "_load_start": lambda run, bundle: SimpleNamespace(hparams={"model": nn.Linear(1, 1)}),
         "make_brain": lambda run: SimpleNamespace(),
         "_open_or_make": lambda run, brain, folder, collect: make(folder),
-        "score_splits": lambda run, brain, bundle, sets: {
-            "dev": {"CER": FIGURES[start][bundle is trained]}
-        },
+        "score_splits": lambda run, brain, bundle, sets: SimpleNamespace(
+            entries={"dev": {"CER": FIGURES[start][bundle is trained]}}
+        ),
     }.items():
         monkeypatch.setattr(export_and_test, name, replacement)
 
@@ -182,8 +185,8 @@ def test_run_ends_with_the_better_weights_of_whisper(
     make_whisper(folder, seconds=30, max_tokens=120)
     figures = iter((0.1, 0.2))  # first of the start
 
-    def scores(*_: object) -> dict[str, Any]:
-        return {"dev": {"CER": next(figures)}}
+    def scores(*_: object) -> Any:
+        return SimpleNamespace(entries={"dev": {"CER": next(figures)}})
 
     monkeypatch.setattr(export_and_test, "score_splits", scores)
     yaml = {"yaml": "hparams/whisper.yaml", "tiny": PRETRAINED}
@@ -249,11 +252,14 @@ def test_start_is_one_recognizer(
 
 
 def test_worse_sets_are_named_with_their_intervals() -> None:
-    interval: dict[str, object] = {"low": 0.1, "high": 0.3, "unit": "clips", "unit_count": 20}
-    before, after = (
-        {"test": {"CER": cer, "CER_interval": interval}, "noise": {"CER": 0.5}}
-        for cer in (0.18, 0.2)
-    )
+    interval = Interval(low=0.1, high=0.3, unit="clip", unit_count=20)
+
+    def figures(substitutions: int) -> TextFigures:
+        counts = ErrorCounts(substitutions=substitutions, reference_length=100)
+        errors = TextErrors(characters=counts)
+        return TextFigures(errors=errors, by_words=False, intervals={"CER": interval})
+
+    before, after = ({"test": figures(count), "noise": figures(50)} for count in (18, 20))
     (line,) = describe_worse(AsrTask.metrics, before, {**after, "other": after["test"]})
     assert line == (
         "test: the run ends worse than it began: CER 20.0 % (10.0 to 30.0), before training "

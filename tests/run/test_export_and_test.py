@@ -16,9 +16,9 @@ from sbkit.lm.language_models import save, tokenizer_digest
 from sbkit.run import export_and_test
 from sbkit.run.export_and_test import write_declared_formats
 from sbkit.run.run import Run
-from sbkit.run.tuning import _make_decoder
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.scoring import sample_validation
+from sbkit.tasks.asr import fitting
+from sbkit.tasks.asr.fitting import make_decoder, sample_validation
 from tests.decoding.spoken import char_tokenizer
 from tests.runs import Workplace, read_json
 
@@ -38,7 +38,7 @@ def test_decoder_is_fitted_to_what_the_loaded_bundle_computes(
         samples.append(sample_validation(bundle, sets, **options))
         return samples[0]
 
-    monkeypatch.setattr(export_and_test, "sample_validation", sample)
+    monkeypatch.setattr(fitting, "sample_validation", sample)
     monkeypatch.setattr("sbkit.train.brain.averaging_error", lambda brain: 0.0)
     assert workplace.train_here(tmp_path, *OPTIONS) == 0
     assert len(read_json(tmp_path / "bundle/config.json")["checkpoints"]) == 2
@@ -85,11 +85,11 @@ def test_decoder_is_tuned_to_rescore_if_an_attention_decoder_was_trained(
     model = SimpleNamespace(network=network)
     bundle: Any = SimpleNamespace(model=model, tokenizer=tokenizer, decoder=None)
     settings = {"ctc_weight": ctc_weight, "attention_rescoring": True}
-    decoder = _make_decoder(bundle, settings, tmp_path / "lm", None, None)
+    decoder = make_decoder(bundle, settings, tmp_path / "lm", None, None)
     assert decoder.attention_rescoring == rescores
     refused = pytest.raises(ConfigError, match="needs a trained attention decoder")
     with nullcontext() if rescores else refused:
-        _make_decoder(bundle, settings, tmp_path / "lm", None, True)
+        make_decoder(bundle, settings, tmp_path / "lm", None, True)
 
 
 def test_only_missing_formats_are_written(

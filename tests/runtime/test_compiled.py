@@ -15,10 +15,10 @@ from torch._dynamo import register_backend
 from torch._dynamo.utils import counters
 
 from sbkit.audio.io import Samples
-from sbkit.bundle.bundle import read_bundle
+from sbkit.bundle.bundle import Bundle, read_bundle
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.torch_model import Compilation, CompiledModel
 from sbkit.tasks.asr.session import Session, StreamingRecognizer, advance_batch
 from tests import processes
@@ -38,10 +38,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
-def compiled_bundle(folder: Path, compilation: Compilation) -> ThreadedBundle:
+def compiled_bundle(folder: Path, compilation: Compilation) -> Bundle[ModelThread]:
     contents = read_bundle(folder, with_weights=True)
     thread = ModelThread(partial(CompiledModel.load, contents, folder, compilation=compilation))
-    return ThreadedBundle.from_contents(contents, thread)
+    return contents.with_model(thread)
 
 
 def compiled(bundle: Path) -> ModelThread:

@@ -10,7 +10,7 @@ from sbkit.config.document import read_document
 from sbkit.export.export import export_run
 from sbkit.runtime.runtimes import load_bundle, load_in_thread
 from sbkit.runtime.score_sets import prepare_user_set
-from sbkit.runtime.scoring import sample_validation
+from sbkit.tasks.asr.fitting import sample_validation
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.train.initialize import with_encoder_config
 from tests.models.pretrained.folders import make_folder

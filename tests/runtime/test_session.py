@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.word_times import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.torch_model import TorchModel
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.asr.session import (
     Endpoint,
     EndpointRules,
@@ -60,7 +61,7 @@ def cut(audio: Samples, seed: int) -> Iterator[Samples]:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> AsrBundle[TorchModel]:
     folder = tmp_path_factory.mktemp("recognizer")
     export_run(make_live_run(folder / "run"), folder / "bundle")
     return load_bundle(folder / "bundle")
@@ -68,7 +69,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_forward_batch_computes_each_window_once(
-    seed: int, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    seed: int, bundle: AsrBundle[TorchModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, random = bundle.model, np.random.default_rng(seed)
     clip = (3000 * random.normal(size=int(random.integers(1, 90_000)))).astype(np.int16)

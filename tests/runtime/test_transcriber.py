@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from datasets import Dataset
 from starlette.datastructures import UploadFile
 
 from sbkit.audio.io import Samples
@@ -24,7 +25,6 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.pool import RecognizedClip
 from sbkit.decoding.word_times import WordOffsets
 from sbkit.runtime import runtimes
-from sbkit.runtime.scoring import decoder_facts
 from sbkit.tasks.asr.predict import CPU_BATCH_SECONDS, Transcriber, Transcript
 from sbkit.tasks.asr.task import AsrTask
 from sbkit.tasks.vad.predict import VoiceDetector
@@ -203,7 +203,8 @@ def test_unspellable_hotwords_are_reported(
     bundle = bundle.with_hotwords_option("Fox, fox, 日本")
     assert "hotword 日本 is ignored: the model has no tokens" in caplog.text
     decoding = {"decoder": "beam", "hotwords": ("fox",), "refused_hotwords": ("日本",)}
-    assert decoder_facts(bundle) == decoding
+    facts = bundle.facts(Dataset.from_dict({"text": ["a fox"]}))
+    assert {name: facts[name] for name in decoding} == decoding
     assert bundle.with_more_hotwords(["dog", "東京"]).refused_hotwords == ("日本", "東京")
     assert bundle.with_more_hotwords("lazy dog").decoder.phrases == ("fox", "lazy dog")
     audio = speak(tokenizer, SENTENCES[1])
@@ -215,6 +216,8 @@ def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
 ) -> None:
     bundle, _, _ = tone_bundle(tmp_path, lm_texts=SENTENCES, attention_rescoring=True)
     monkeypatch.setattr(runtimes, "read_bundle", lambda *_, **__: bundle)
+    on_onnx = replace(bundle.model.runs_on, runtime="onnx")
+    monkeypatch.setattr(bundle.model, "runs_on", on_onnx)
     monkeypatch.setattr(runtimes, "_load_onnx", lambda *_: bundle.model)
     with pytest.raises(SbkitError, match="which the runtime onnx lacks"):
         Transcriber.load(tmp_path, runtime="onnx")

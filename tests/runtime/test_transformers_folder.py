@@ -109,8 +109,8 @@ def test_commands_score_compare_and_transcribe(
         ("ctc", ["--language=en", "--runtime=onnx"], "The runtime onnx is not supported for"),
         ("ctc", ["--language=en", "--compile=default"], "`compile` is not supported for models"),
         ("ctc", ["--language=en", "--live"], "Streaming is not supported for models of trans"),
-        ("ctc", ["--language=en", "--decoder=beam"], "The decoder beam is not supported for"),
-        ("ctc", ["--language=en", "--hotwords=fox"], "`hotwords` is not supported for models"),
+        ("ctc", ["--language=en", "--decoder=beam"], "The decoder beam needs a model that is"),
+        ("ctc", ["--language=en", "--hotwords=fox"], "`hotwords` need a decoder with language"),
         ("ctc", ["--language=en", "--precision=fp16"], "`precision` .* fp16"),
     ],
 )

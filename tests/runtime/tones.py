@@ -13,12 +13,12 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
-from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.word_times import WordOffsets
 from sbkit.runtime.model_thread import ModelThread, run_batches
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.tasks.asr.session import Event, Final, Session, StreamingRecognizer
 from sbkit.tasks.asr.task import AsrTask
@@ -132,7 +132,7 @@ def tone_bundle(
     lm_texts: Sequence[str] = (),
     token_order: int = 0,
     **decoder: Any,
-) -> tuple[Bundle, Tokenizer, ToneModel]:
+) -> tuple[AsrBundle[ModelThread], Tokenizer, ToneModel]:
     """Make a bundle of a `ToneModel` for the characters of a text.
 
     lm_texts: the texts of the beam decoder's language models; without any, decoding is greedy.
@@ -153,7 +153,8 @@ def tone_bundle(
         options = {"weights": {}, **decoder}
         beam = BeamDecoder(tokenizer=tokenizer, language_models=lm_file, **options)
     thread = ModelThread(lambda: model)
-    return Bundle(config, AsrTask(), tokenizer, beam, model=thread), tokenizer, model
+    bundle = AsrBundle(config=config, task=AsrTask(), labels=tokenizer, decoder=beam, model=thread)
+    return bundle, tokenizer, model
 
 
 streaming_bundle = partial(tone_bundle, model_class=StreamingToneModel)

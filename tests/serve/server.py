@@ -22,23 +22,24 @@ from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.clients import Workers
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTION_ROUTE, Service
 from sbkit.serve.middleware import Limits, Metrics
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.server import bind, make_server, run
 from sbkit.serve.tts import Voice
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.tts.predict import Speech
 from sbkit.tasks.vad.predict import VoiceDetector
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
 SHAPES = BatchShapes.grid(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1, 2, 5, 30))
-Tones = tuple[Bundle, Tokenizer, ToneModel]
+Tones = tuple[AsrBundle[ModelThread], Tokenizer, ToneModel]
 
 
 @dataclass

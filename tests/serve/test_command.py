@@ -119,7 +119,7 @@ def test_serve_refuses_a_model_elsewhere(tmp_path: Path, monkeypatch: pytest.Mon
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
     monkeypatch.setattr(TtsTask, "open_synthesizer", lambda *_, **__: ToneSpeaker(tokenizer))
-    read = BundleContents(bundle.config, TtsTask())
+    read = BundleContents(config=bundle.config, task=TtsTask())
     monkeypatch.setattr("sbkit.bundle.bundle.read_bundle", lambda *_, **__: read)
     for options, message in (
         (["--device", "cuda:0"], "cuda:0 .* cpu"),

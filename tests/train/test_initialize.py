@@ -176,7 +176,7 @@ def test_init_from_loads_heads_and_embeddings_token_by_token(
         assert "ctc_lin.weight" in loaded
     else:
         assert "ctc_lin" not in loaded
-        named = "by token: ctc_lin.weight, ctc_lin.bias, spelling.letters.weight"
+        named = "by label: ctc_lin.weight, ctc_lin.bias, spelling.letters.weight"
         assert by_token == [f"init_from: {loaded_rows} of {target.vocab_size} rows {named}."]
     source_pieces = [*there.pieces()]
     expected = [ord(piece[-1]) + 1000 * (piece not in source_pieces) for piece in target.pieces()]

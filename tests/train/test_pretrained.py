@@ -160,7 +160,7 @@ def test_lora_is_merged_on_export_and_kept_by_init_from(
     tokens = ("--token_type=bpe", "--vocab_size=40", "--lr=0.0")
     again = tmp_path / "again"
     assert train(again, f"--init_from={run}", *tokens) == 0
-    by_token = "40 rows by token: ctc_lin.weight, ctc_lin.bias"
+    by_token = "40 rows by label: ctc_lin.weight, ctc_lin.bias"
     assert by_token in capsys.readouterr().out
     parameters = last_parameters(again)
     assert all(torch.equal(parameters[name], exported[name]) for name in exported if "body" in name)

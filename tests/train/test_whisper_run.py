@@ -70,4 +70,4 @@ def test_run_resumes_without_the_folder_and_its_bundle_transcribes(
     tokens = batch.decoder_tokens[0, : batch.decoder_token_lengths[0]].tolist()
     assert prepared.hparams["decoder_tokenizer"].decode(tokens) == batch.texts[0]
     lines = "\n".join(load_initial_weights(prepared))
-    assert "init_from: 0 tensors" in lines and "by token: ctc_lin.weight" in lines
+    assert "init_from: 0 tensors" in lines and "by label: ctc_lin.weight" in lines

@@ -16,6 +16,7 @@ from recipes.asr.recipe import AsrRecipe
 from sbkit import ConfigError, Loss, load_bundle
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batch import TextBatch
+from sbkit.tasks.asr.bundle import as_recognizer
 
 
 class DistillationBrain(AsrBrain):
@@ -25,7 +26,7 @@ class DistillationBrain(AsrBrain):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        bundle = load_bundle(self.hparams.teacher)
+        bundle = as_recognizer(load_bundle(self.hparams.teacher))
         if bundle.tokenizer.pieces() != self.tokenizer.pieces():
             raise ConfigError(
                 f"`teacher`: {self.hparams.teacher} has other tokens than this run. Copy its "

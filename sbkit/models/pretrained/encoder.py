@@ -288,7 +288,7 @@ class PretrainedTransformer(PretrainedEncoder):
         defaults = dict.fromkeys(("activation_dropout", "layerdrop"), 0.0)
         defaults |= dict.fromkeys(("mask_time_prob", "mask_channel_prob"), 0.0)
         super().__init__(config=config, layers=None, lora=lora, **defaults | options)
-        tokens = text_tokens_of(config)
+        tokens = text_decoder_of(config)
         self.generation = GenerationSettings(
             start=text_start(tokens, language, decoder_task),
             end=tokens["end"],
@@ -331,7 +331,16 @@ def warn_of_padding(features: Any, encoder: Any) -> None:
         )
 
 
-def text_tokens_of(config: Config) -> Mapping[str, Any]:
+def fill_output_layer(hparams: Mapping[str, Any]) -> None:
+    """Copy the embedding of a pretrained decoder to `seq_lin`: Whisper has one matrix for both."""
+    transformer, seq_lin = hparams.get("Transformer"), hparams.get("seq_lin")
+    if isinstance(transformer, PretrainedTransformer) and isinstance(seq_lin, nn.Linear):
+        seq_lin.load_state_dict({"weight": transformer.decoder.embed_tokens.weight}, strict=False)
+        if seq_lin.bias is not None:
+            nn.init.zeros_(seq_lin.bias)
+
+
+def text_decoder_of(config: Config) -> Mapping[str, Any]:
     """Return the special tokens of a decoder; raises ConfigError if the model has none."""
     tokens: Mapping[str, Any] | None = config.get("text_tokens")
     if tokens is None:

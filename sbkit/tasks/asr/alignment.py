@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,9 @@ from sbkit.audio.segments import MARGIN_SECONDS, WINDOWS_PER_SECOND, Pauses
 from sbkit.base.arrays import Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.long_alignment import AlignedUtterance, align_utterances
 from sbkit.decoding.word_times import WordOffsets
+from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.tasks.vad.predict import VoiceDetector
 from sbkit.text.languages import primary_language
@@ -105,7 +105,7 @@ class AlignedSentence(NamedTuple):
 
 
 def align(
-    bundle: Bundle, output: RecordingOutput, sentences: Sequence[str]
+    bundle: AsrBundle[Any], output: RecordingOutput, sentences: Sequence[str]
 ) -> list[AlignedSentence]:
     """Find the sentences of a text in a recording; those without words are left out."""
     spelled = [_to_tokens(bundle, " ".join(sentence.split())) for sentence in sentences]
@@ -130,7 +130,7 @@ def align(
     return aligned
 
 
-def _to_tokens(bundle: Bundle, sentence: str) -> tuple[str, list[int]]:
+def _to_tokens(bundle: AsrBundle[Any], sentence: str) -> tuple[str, list[int]]:
     """Return a sentence and its tokens, with numbers in words if the model has no digits."""
     tokenizer = bundle.tokenizer
     tokens = tokenizer.encode(bundle.normalizer()(sentence))

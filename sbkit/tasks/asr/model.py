@@ -22,7 +22,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples, window_samples
 from sbkit.decoding.generate import generate
 from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
-from sbkit.models.encoder_parts import decoding_modules, token_embedding
+from sbkit.models.encoder_parts import decoding_modules, label_embedding
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.streaming import EncoderState, require_causal_level
 from sbkit.models.transformer import Transformer
@@ -77,7 +77,7 @@ class AsrModel(AcousticModel):
         if isinstance(CNN, ConvFrontEnd) and CNN.is_causal:
             require_causal_level(compute_features)
         backbone = self.encoder.backbone
-        if (embedding := token_embedding(backbone.module)) is not None:
+        if (embedding := label_embedding(backbone.module)) is not None:
             unit = "rows in its embedding"
             vocabulary.check_size(embedding.num_embeddings, key=backbone.name, unit=unit)
         rates = [getattr(part, "sample_rate", None) for part in self.encoder.modules.values()]
@@ -116,7 +116,7 @@ class AsrModel(AcousticModel):
         else:
             states, lengths = backbone(x, lengths)
         intermediate = None if middle is None else self._middle_log_probs(middle)
-        return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
+        return Predictions(states, self.frame_log_probs(states), intermediate, lengths, logits)
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.encoder.backbone(*self._inputs(audio, audio_lengths, None, self.tail_samples))
@@ -136,13 +136,13 @@ class AsrModel(AcousticModel):
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""
         states, frame_lengths = self.encode(audio, audio_lengths)
-        return self.ctc_log_probs(states), frame_lengths
+        return self.frame_log_probs(states), frame_lengths
 
     @property
     def samples_per_frame(self) -> int:
         return self.encoder.subsampling.stride
 
-    def ctc_log_probs(self, states: Tensor) -> Tensor:
+    def frame_log_probs(self, states: Tensor) -> Tensor:
         """Return ln p of every token at every frame, in float32: (B, U, D) -> (B, U, V)."""
         logits: Tensor = self.ctc_lin(self.linear_stack(states))
         return logits.float().log_softmax(-1)
@@ -150,7 +150,7 @@ class AsrModel(AcousticModel):
     def _middle_log_probs(self, states: Tensor) -> Tensor:
         """Score tokens in the middle of the encoder by `seq_lin`, unless it is a decoder's head."""
         if self.seq_lin is None or self.has_decoder:
-            return self.ctc_log_probs(states)
+            return self.frame_log_probs(states)
         logits: Tensor = self.seq_lin(self.linear_stack(states))
         return logits.float().log_softmax(-1)
 
@@ -281,7 +281,7 @@ class StreamingAsrModel:
         state = replace(state, level=level)
         x, lengths, state = self.front_end.forward_chunk(features, lengths, state)
         states, state = self.encoder.forward_chunk(x, lengths, state)
-        return self.model.ctc_log_probs(states), lengths, state
+        return self.model.frame_log_probs(states), lengths, state
 
 
 def require_token_outputs(seq_lin: nn.Module | None, vocab_size: int) -> None:

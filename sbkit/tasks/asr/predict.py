@@ -33,8 +33,9 @@ from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.bundle.task import ClipBatch
 from sbkit.decoding.pool import Alternative, DecoderInput, RecognizedClip, join_recognitions
 from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.runtime.model_thread import ReopenedWhenUnpickled, model_errors
-from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
+from sbkit.runtime.model_thread import ModelThread, ReopenedWhenUnpickled, model_errors
+from sbkit.runtime.runtimes import load_in_thread
+from sbkit.tasks.asr.bundle import AsrBundle, as_recognizer
 from sbkit.tasks.asr.transcript import Transcript, merge_channels
 from sbkit.tasks.vad.predict import VoiceDetector
 from sbkit.text.normalization import join_segments
@@ -65,7 +66,7 @@ class _SegmentResult:
 class OverlapJoiner:
     """Run the encoder on the segments of inputs, and join its output where they overlap."""
 
-    bundle: ThreadedBundle
+    bundle: AsrBundle[ModelThread]
     encode: Callable[[Sequence[Samples]], list[Encoded]]  # takes any number of segments
     frames_to_skip: int = 0  # of the next segment, which belong to the previous one
 
@@ -112,7 +113,7 @@ class Transcriber(ReopenedWhenUnpickled):
     def __init__(
         self,
         *,
-        bundle: ThreadedBundle,
+        bundle: AsrBundle[ModelThread],
         times: bool = True,
         read_ahead_seconds: float = READ_AHEAD_SECONDS,
         detector: VoiceDetector | None = None,
@@ -126,7 +127,6 @@ class Transcriber(ReopenedWhenUnpickled):
         encode: runs the encoder on segments, by default in batches of similar length; tasks that
             decode no frames do not use it.
         """
-        bundle.task.require_prediction("text", command="transcribe")
         self._bundle = bundle
         self._model = bundle.model
         self._times = times
@@ -155,7 +155,8 @@ class Transcriber(ReopenedWhenUnpickled):
         **options: Any,
     ) -> Self:
         """Load a bundle with the options of `load_bundle`, and use it as the constructor does."""
-        return cls(bundle=load_in_thread(folder, **options), times=times, detector=detector)
+        bundle = as_recognizer(load_in_thread(folder, **options))
+        return cls(bundle=bundle, times=times, detector=detector)
 
     @property
     def tokenizer(self) -> Tokenizer:

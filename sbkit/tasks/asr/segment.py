@@ -46,6 +46,7 @@ def segment(options: Namespace) -> None:
     from sbkit.decoding.word_times import GREEDY
     from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.tasks.asr.alignment import align, run_model
+    from sbkit.tasks.asr.bundle import as_recognizer
     from sbkit.tasks.asr.predict import Transcriber
     from sbkit.tasks.asr.recordings import show_seconds
     from sbkit.tasks.asr.subtitles import read_cues
@@ -57,6 +58,7 @@ def segment(options: Namespace) -> None:
     require_writable(options.out, option="--out")
     options.out.mkdir(parents=True, exist_ok=True)
     bundle = load_in_thread(options.bundle, decoder=GREEDY, **model_options(options))
+    bundle = as_recognizer(bundle)
     detector = open_detector(options)
     settings = {name: getattr(options, name) for name in ("runtime", "precision", "vad")}
     recording = str(options.recording.parent.resolve() / options.recording.name)

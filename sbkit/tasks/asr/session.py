@@ -24,8 +24,9 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.evaluate.wer import word_correctness
-from sbkit.runtime.model_thread import ReopenedWhenUnpickled
-from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
+from sbkit.runtime.model_thread import ModelThread, ReopenedWhenUnpickled
+from sbkit.runtime.runtimes import load_in_thread
+from sbkit.tasks.asr.bundle import AsrBundle, as_recognizer
 from sbkit.tasks.vad.predict import SpeechEvent, VoiceDetector
 from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import SPACE
@@ -81,9 +82,8 @@ class StreamingRecognizer(ReopenedWhenUnpickled):
     initial_state: the model's state before the first sample of a session.
     """
 
-    def __init__(self, *, bundle: ThreadedBundle) -> None:
+    def __init__(self, *, bundle: AsrBundle[ModelThread]) -> None:
         """Use an open bundle; raises BundleError if it only takes whole clips."""
-        bundle.task.require_prediction("text", command="transcribe")
         bundle.task.require_frames("Live speech")
         self.model = bundle.model
         self.runs_on = bundle.model.runs_on
@@ -112,7 +112,7 @@ class StreamingRecognizer(ReopenedWhenUnpickled):
     @classmethod
     def load(cls, folder: Path | str, **options: Any) -> Self:
         """Load a bundle, with the options of `Transcriber.load` except ``times``."""
-        return cls(bundle=load_in_thread(folder, streaming="only", **options))
+        return cls(bundle=as_recognizer(load_in_thread(folder, streaming="only", **options)))
 
     def close(self) -> None:
         self.model.close()

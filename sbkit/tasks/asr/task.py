@@ -1,19 +1,27 @@
-"""The task of speech recognition: text by CTC over the tokens of a sentencepiece model."""
+"""The task of speech recognition: text by CTC over the tokens of a sentencepiece model.
 
-from collections.abc import Mapping, Sequence
+Its files in a run folder and in a bundle, beside those of every task:
+
+tokenizer.model         the tokenizer, of sentencepiece
+decoder_tokenizer.json  the tokens of an attention decoder that has its own, such as Whisper's
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.config import BundleConfig
-from sbkit.bundle.task import ClipBatch, Task
+from sbkit.bundle.task import ClipBatch, Labels, Task
 from sbkit.decoding.pool import RecognizedClip
 from sbkit.evaluate import wer_report
 from sbkit.evaluate.wer import ERROR_RATES, ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.logs.metric import Metric, Metrics
+from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
+from sbkit.text.normalization import TextTable
 from sbkit.text.normalizers import Normalizer, table_normalizer
-from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from sbkit.text.tokenizer import TOKENIZER_FILE, TOKENIZER_VERSION, Tokenizer
 from sbkit.text.transcripts import TAG_TOKEN, transcript_normalizer
 
 READ_SIGNS = ".,:;?!-/*+=$€£¥₽₹°"  # by another normalizer, such as Whisper's
@@ -28,7 +36,13 @@ class AsrTask(Task):
     metrics: ClassVar[Metrics] = dict.fromkeys(("CER", *ERROR_RATES), Metric())
     label_file: ClassVar[str | None] = TOKENIZER_FILE
     label_key = "tokenizer"
+    label_count = "vocab_size"
+    label_version = TOKENIZER_VERSION
+    further_files: ClassVar[Mapping[tuple[str, str], str]] = {
+        ("decoder_tokenizer", "file"): DECODER_TOKENIZER_FILE
+    }
     heads: ClassVar[tuple[str, ...]] = ("ctc_lin", "seq_lin")
+    fresh_heads: ClassVar[tuple[str, ...]] = ("ctc_lin", "linear_stack")
     hub_task = "automatic-speech-recognition"
 
     def model_class(self) -> Any:
@@ -36,11 +50,19 @@ class AsrTask(Task):
 
         return AsrModel
 
+    def bundle_class(self) -> Any:
+        from sbkit.tasks.asr.bundle import AsrBundle
+
+        return AsrBundle
+
     def read_labels(self, file: Path, content: bytes) -> Tokenizer:
         return Tokenizer(model_file=file, content=content)
 
     def label_names(self, labels: Tokenizer) -> Sequence[str]:
         return labels.pieces()
+
+    def normalizer(self, table: TextTable, labels: Labels) -> Callable[[str], str]:
+        return transcript_normalizer(table, labels.tags if isinstance(labels, Tokenizer) else ())
 
     def model_arguments(self, labels: Tokenizer) -> Mapping[str, object]:
         return {"vocabulary": labels.vocabulary}
@@ -51,7 +73,7 @@ class AsrTask(Task):
 
     figures = staticmethod(wer_report.figures_of_test_set)
     slice_figures = staticmethod(wer_report.slice_figures)
-    describe = staticmethod(wer_report.describe_results)
+    read_figures = staticmethod(wer_report.TextFigures.from_plain)
     report = staticmethod(wer_report.write_results)
 
     @property

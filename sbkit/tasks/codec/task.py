@@ -133,6 +133,9 @@ class CodecTask(Task):
                 measured[f"{name}_{codebook}"] = float(value)
         return measured
 
+    def figures(self, results: Sequence[CodedUtterance]) -> Figures:
+        return self.measure(results)
+
     def describe(self, figures: Figures) -> str:
         """Write the mel distance, and the means over all codebooks."""
         means = {name: figures[name] for name in SHOWN_METRICS}

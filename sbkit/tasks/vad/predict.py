@@ -18,9 +18,10 @@ from sbkit.base.arrays import Float32s
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
+from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import ModelState, StreamingModel
-from sbkit.runtime.model_thread import ReopenedWhenUnpickled
-from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
+from sbkit.runtime.model_thread import ModelThread, ReopenedWhenUnpickled
+from sbkit.runtime.runtimes import load_in_thread
 from sbkit.tasks.vad.task import DELAY_FRAMES
 
 SILERO = "silero"  # the name of the detector, and of the extra that installs it
@@ -176,7 +177,7 @@ class VoiceDetector:
 class BundleSpeechModel(ReopenedWhenUnpickled):
     """The model of a bundle in its thread, as a `SpeechModel`."""
 
-    def __init__(self, bundle: ThreadedBundle) -> None:
+    def __init__(self, bundle: Bundle[ModelThread]) -> None:
         bundle.task.require_prediction("speech", command="transcribe --vad")
         self._thread = bundle.model
         self.sample_rate = bundle.config.sample_rate

@@ -140,12 +140,12 @@ MUTATIONS = [
     ),
     mutation(
         "a tokenizer of another text",
-        note("labels", "data_folder", "in train", "`output_folder`"),
+        note("texts", "data_folder", "in train", "`output_folder`"),
         run=tokenizer_of(LETTERS.replace("v", "")),
     ),
     mutation(
         "a blank that is a letter",
-        error("labels", "tokenizer", "15 of 16 in train", "outside 0 to"),
+        error("texts", "tokenizer", "15 of 16 in train", "outside 0 to"),
         recipe=tokenizing(WrongBlank),
     ),
     mutation(
@@ -155,7 +155,7 @@ MUTATIONS = [
     ),
     mutation(
         "a label beyond the vocabulary",
-        error("labels", "tokenizer", "4 of 4 in test"),
+        error("texts", "tokenizer", "4 of 4 in test"),
         recipe=tokenizing(Overflowing),
     ),
     mutation(
@@ -210,7 +210,7 @@ MUTATIONS = [
     ),
     mutation(
         "an empty transcript in test",
-        note("labels", "data_folder", "1 of 4 in test", "a transcript"),
+        note("texts", "data_folder", "1 of 4 in test", "a transcript"),
         release=sentences("test", lambda _: "…"),
     ),
     mutation(

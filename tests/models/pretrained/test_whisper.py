@@ -16,13 +16,13 @@ from sbkit.models.pretrained.encoder import (
     PretrainedFeatures,
     PretrainedFrontEnd,
     PretrainedTransformer,
+    fill_output_layer,
 )
 from sbkit.models.pretrained.folder import load_weights, read_encoder_config
 from sbkit.run.run import Run
 from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.tasks.asr.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
-from sbkit.train.setup import fill_output_layer
 from tests.models.pretrained.folders import make_folder
 from tests.models.pretrained.recognizers import MAX_TOKENS, make_whisper, noise
 from tests.runs import ROOT
