@@ -45,7 +45,9 @@ FOLDER = Path(__file__).parent / "golden"
 TEXTS_FOLDER = Path(__file__).parent / "text"
 WRITE_COMMAND = "python -m tests.test_golden"
 TOLERANCE = 0.003  # of the largest value: decoders and libraries round in other ways
-FORMATS = (("WAV", "PCM"), ("WAV", "G.711"), ("FLAC", "FLAC"), ("MP3", "MP3"), ("Ogg", "Opus"), AMR)
+EXACT_FORMATS = (("WAV", "PCM"), ("WAV", "G.711"), ("FLAC", "FLAC"), AMR)
+# Kept as files: their encoders write other bytes on another kind of processor.
+TONES = {"MP3 MP3": FOLDER / "tone.mp3", "Ogg Opus": FOLDER / "tone.opus"}
 RATE = 16_000
 SENTENCES = {  # by table; the empty one is left out
     "train.csv": ["Press 1 &amp; wait.", "It’s café [noise] time", "", "The cafÃ© is ours"],
@@ -65,7 +67,8 @@ def decode_all(_: Path) -> dict[str, object]:
     """Decode a tone of each format, and a float WAV of two channels above full scale."""
     two = np.stack([3 * tone(44_100, 300.0), tone(44_100)], axis=1)
     soundfile.write(loud := io.BytesIO(), two, 44_100, "FLOAT", format="WAV")
-    files = {" ".join(name): encode_tone(name) for name in FORMATS} | {"loud": loud.getvalue()}
+    files = {" ".join(name): encode_tone(name) for name in EXACT_FORMATS}
+    files |= {name: file.read_bytes() for name, file in TONES.items()} | {"loud": loud.getvalue()}
     decoded = {name: read_audio(io.BytesIO(content), RATE) for name, content in files.items()}
     return {
         name: {"samples": len(samples), "values": samples[::97].astype(float).tolist()}

@@ -23,9 +23,9 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.checksums import read_checksums
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.imports import import_user_modules
-from sbkit.bundle.config import WEIGHTS_FILE, BundleConfig, BundleFiles
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import ClipModel
 from sbkit.bundle.task import ClipBatch, Labels, Task, load_task
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -67,6 +67,11 @@ class Bundle(Generic[ModelT]):
     @classmethod
     def read_fields(cls, files: BundleFiles, labels: Labels) -> Mapping[str, Any]:
         """Return the values of the fields that a subclass adds, from the files of a bundle."""
+        if files.config.decoder is not None:
+            raise BundleError(
+                f"{files.folder / CONFIG_FILE} has a decoder, but models of {files.config.task} "
+                "have none."
+            )
         return {}
 
     def with_model(self, model: OtherModelT) -> "Bundle[OtherModelT]":

@@ -15,8 +15,8 @@ from sbkit.audio.segments import (
     find_gap,
     tail_samples,
 )
-from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
+from sbkit.tasks.asr.bundle import encode_in_segments
 from sbkit.tasks.vad.predict import VoiceDetector
 from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 

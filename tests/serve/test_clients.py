@@ -205,7 +205,7 @@ def test_transcription_prompt_is_expected_by_the_decoder(
 ) -> None:
     """Prompts start no further decoding processes: there is one for each core."""
     monkeypatch.setattr("sbkit.decoding.pool.MIN_FRAMES_FOR_POOL", 0)
-    monkeypatch.setattr("sbkit.bundle.bundle.usable_cores", lambda: 2)
+    monkeypatch.setattr("sbkit.tasks.asr.bundle.usable_cores", lambda: 2)
     tones = tone_bundle(tmp_path, model_class=UnsureModel, lm_texts=[TEXT])
     audio, before = wav(speak(tones[1], "the fix")), len(active_children())
     with running_server(tmp_path, tones=tones) as unsure:

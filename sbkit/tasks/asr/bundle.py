@@ -68,8 +68,8 @@ class AsrBundle(Bundle[ModelT]):
             content = files.read(DECODER_TOKENIZER_FILE)
             file = folder / DECODER_TOKENIZER_FILE
             values["decoder_tokenizer"] = DecoderTokenizer(file=file, content=content)
-        if options is None:
-            return values
+        if options is None or not isinstance(labels, Tokenizer):
+            return {**values, **super().read_fields(files, labels)}
         language_models = load_language_models(
             folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
         )
