@@ -64,6 +64,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sbkit.bundle.bundle import Bundle
 from sbkit.export.parity import Candidate
 from sbkit.runtime.torch_model import TorchModel
 

@@ -13,7 +13,7 @@ from sbkit.bundle.task import Prediction, Task
 class Format:
     """A form of a model, in a folder of a bundle.
 
-    writer: `module:function`, which takes a TorchBundle and the folder, and returns Candidates.
+    writer: `module:function`, which takes a bundle in torch and the folder, and returns Candidates.
     use: how to load it, for the model card; the `format_uses` of a task replace it.
     packages: the packages whose versions its parity report records.
     predicts: what its models predict. has_graphs: also supports tasks with graphs.
