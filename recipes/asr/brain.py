@@ -103,6 +103,7 @@ class AsrBrain(Brain):
             tokens=batch.decoder_tokens if self.hparams.ctc_weight < 1 else None,
             return_intermediate=training and self.hparams.inter_ctc_weight > 0,
             spec_augment=self.augmentation.feature_augmentation(training=training),
+            **batch.sides,
         )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:

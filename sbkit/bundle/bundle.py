@@ -27,6 +27,7 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.imports import import_user_modules
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import ClipModel
+from sbkit.bundle.side_inputs import SideInputs, read_fields
 from sbkit.bundle.task import ClipBatch, Labels, Task, load_task
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 
@@ -107,9 +108,26 @@ class Bundle(Generic[ModelT]):
 
     # ---- predictions
 
-    def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return the network's predictions for clips, which `to_samples` converts, in one batch."""
-        return self.model.predict([*map(to_samples, clips)])
+    def predict(self, clips: Sequence[Samples], rows: Sequence[Mapping[str, Any]] = ()) -> Any:
+        """Return the network's predictions for clips, which `to_samples` converts, in one batch.
+
+        rows: the values of the task's `side_fields` for each clip.
+        """
+        sides = self.side_inputs(rows, len(clips))
+        return self.model.predict([*map(to_samples, clips)], sides)
+
+    def side_inputs(self, rows: Sequence[Mapping[str, Any]], count: int) -> Sequence[SideInputs]:
+        """Return what the network takes beside each of some clips; nothing if the task has none.
+
+        rows: of the clips; without rows, only the defaults of fields are known.
+        """
+        task, rate = self.task, self.config.sample_rate
+        if not task.side_fields:
+            return ()
+        return [
+            task.side_inputs(read_fields(task.side_fields, row, sample_rate=rate), self.labels)
+            for row in rows or [{}] * count
+        ]
 
     def predict_batch(self, batch: ClipBatch) -> Sequence[Any]:
         """Return the task's prediction for each clip, in one batch if the model can do that."""

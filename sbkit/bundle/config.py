@@ -37,6 +37,7 @@ class BundleConfig:
         validation set; None for greedy decoding.
     confidence: the fitted weights of word features, by the name of the decoder; may be empty.
     word_offsets: the offsets from the frames of labels to the times of words.
+    side_shapes: the types and shapes of an example of the side inputs, by name.
     """
 
     task: str
@@ -48,6 +49,7 @@ class BundleConfig:
     decoder: Mapping[str, Any] | None = field(default=None, repr=False)
     confidence: Mapping[str, Confidence] = field(default_factory=dict, repr=False)
     word_offsets: WordOffsets = field(default_factory=WordOffsets, repr=False)
+    side_shapes: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def has_words(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Float64s, Int64s, LogProbs
+from sbkit.bundle.side_inputs import SideInputs
 
 ModelState = Any  # a session's state between two chunks, for the model that returned it
 DeviceArray = Any  # an array on the device of a model, for that model only
@@ -92,10 +93,10 @@ class ClipModel(AttentionDecoder, Protocol):
     def samples_per_frame(self) -> int:
         """The number of samples from one frame to the next."""
 
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,) in one batch."""
+    def encode(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> list[Encoded]:
+        """Run the encoder on clips (S,), with their side inputs if there are any, in one batch."""
 
-    def predict(self, clips: Sequence[Samples]) -> Any:
+    def predict(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> Any:
         """Return the network's predictions for clips (S,) in one batch."""
 
 

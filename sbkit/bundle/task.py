@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.imports import dotted_path
+from sbkit.bundle.side_inputs import SideField
 from sbkit.logs.metric import LOSS_METRIC, Metrics
 
 Labels = Any  # the object that a task makes from its label file
@@ -55,7 +56,7 @@ class ClipBatch:
     """Clips that a task predicts in one call, and the options of the predictions.
 
     clips: (S,) each in the scale of int16, at the sample rate of the bundle.
-    rows: the table rows of the clips in a test, for tasks that are scored against recordings.
+    rows: of the clips: columns of a table in a test, else the values that are given beside them.
     times: whether words are timed, from the start of their clip.
     phrases: texts to expect, if the decoder of the bundle can prefer them.
     nbest: how many of the most probable texts to return.
@@ -97,6 +98,8 @@ class Task:
     heads: ClassVar[tuple[str, ...]] = ()  # keys of the parts with an output for each label
     fresh_heads: ClassVar[tuple[str, ...]] = ()  # keys of the parts that no pretrained model has
     training_parts: ClassVar[tuple[str, ...]] = ()  # keys of parts that a bundle omits
+    # What the network takes beside audio is made from these values; see `side_inputs`.
+    side_fields: ClassVar[Mapping[str, SideField]] = {}
     # The exported methods of the model; empty for a recognizer, which is exported as a whole. A
     # model with graphs has `settings`, plain data for the code that calls the graphs.
     graphs: ClassVar[Mapping[str, Graph]] = {}
@@ -149,11 +152,22 @@ class Task:
         """Return the class of its open bundles, a subclass of `Bundle`; None for `Bundle`."""
         return None
 
+    def side_inputs(self, fields: Mapping[str, Any], labels: Labels) -> Mapping[str, AnyArray]:
+        """Return what the network takes beside a clip, by the names of its arguments.
+
+        fields: the values of `side_fields`: texts, and samples (S,) at the model's rate.
+
+        A batch stacks numbers to (B,), and pads arrays (N, ...) to (B, N, ...); then the network
+        also gets their lengths, `NAME_lengths`.
+        """
+        return fields
+
     # ---- predictions
 
     def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Any]:
         """Return the prediction of an open `Bundle` for each clip; a `RecognizedClip` for text."""
-        return self.read_outputs(bundle.model.predict(batch.clips), bundle.labels)
+        sides = bundle.side_inputs(batch.rows, len(batch.clips))
+        return self.read_outputs(bundle.model.predict(batch.clips, sides), bundle.labels)
 
     def read_outputs(self, outputs: Any, labels: Labels) -> Sequence[Any]:
         """Return the prediction of each clip from the result of the network's `predict`.

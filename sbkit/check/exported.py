@@ -18,17 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.io import Samples
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import BundleConfig
+from sbkit.bundle.side_inputs import SIDE_SHAPES
 from sbkit.bundle.task import ClipBatch, load_task
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.check.dry_run import evaluation, short_rows
 from sbkit.checkpoint.ranking import PARTS
 from sbkit.checkpoint.weights import check_same_model
 from sbkit.data.batch import UtteranceDataset
+from sbkit.data.shard import Row
 from sbkit.export.export import bundle_weights, part_facts
 from sbkit.models.encoder import Predictions
 from sbkit.runtime.torch_model import TorchModel, assemble
@@ -58,14 +59,17 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         names = getattr(run.brain.checkpointer, "meta", {}).get(PARTS, ())
         parts_config = part_facts(root, objects, task, names)
         rate = spec.settings["sample_rate"]
-        config = BundleConfig(task.name, rate, parts_config["model"], parts_config["parts"])
+        shapes = getattr(run.brain.checkpointer, "meta", {}).get(SIDE_SHAPES, {})
+        config = BundleConfig(
+            task.name, rate, parts_config["model"], parts_config["parts"], side_shapes=shapes
+        )
         contents = BundleContents(config=config, task=task, labels=labels)
         network, parts = assemble(contents, modules)
         _add_noise(run.model)
         weights = bundle_weights(run.model.state_dict(), root, task)
         check_same_model(weights, network.model.state_dict(), place=f"{spec.folder}/bundle")
         network.model.load_state_dict(weights)
-        model = TorchModel(network, parts=parts, sample_rate=rate)
+        model = TorchModel(network, parts=parts, sample_rate=rate, side_shapes=shapes)
         bundle = contents.with_model(model)
         failures = [*_try_task(run, bundle)]
         yield from failures or _compare(run, bundle)
@@ -115,15 +119,16 @@ def _compare(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
     if run.dry_run.created or run.dry_run.unsaved:
         return  # `check_state` names the cause
     brain, row = run.brain, short_rows(run.copy)[0]
-    batch, clip = run.copy.loaders.train.collate_fn([row]), row["audio"]
+    batch = run.copy.loaders.train.collate_fn([row])
     names = bundle.config.model
     own_parts = {name: run.copy.hparams[name] for name in names}
     bundle_parts = dict(zip(names, bundle.model.network.model, strict=True))
-    expected = _observe(bundle_parts, lambda: _predict(bundle, clip))
+    expected = _observe(bundle_parts, lambda: _predict(bundle, row))
     # The Brain first validates the clip, because it may set attributes of parts for each batch.
     validated = _observe(own_parts, lambda: _validate(brain, batch, brain.network))
-    own_model = TorchModel(brain.network, parts=(), sample_rate=bundle.config.sample_rate)
-    predicted = _observe(own_parts, lambda: _predict(bundle.with_model(own_model), clip))
+    rate, shapes = bundle.config.sample_rate, bundle.config.side_shapes
+    own_model = TorchModel(brain.network, parts=(), sample_rate=rate, side_shapes=shapes)
+    predicted = _observe(own_parts, lambda: _predict(bundle.with_model(own_model), row))
     findings = [*_compare_networks(run, predicted, expected)]
     if not findings:
         rebuilt = _observe(bundle_parts, lambda: _validate(brain, batch, bundle.model.network))
@@ -180,12 +185,12 @@ def _compare_outputs(
         )
 
 
-def _predict(bundle: Bundle[TorchModel], clip: Samples) -> object:
-    """Run a clip (S,) as `transcribe` or a test does; for text, return log-probabilities (U, V)."""
+def _predict(bundle: Bundle[TorchModel], row: Row) -> object:
+    """Run a clip as `transcribe` or a test does; for text, return log-probabilities (U, V)."""
     torch.manual_seed(0)
     if bundle.task.decodes_frames:
-        return as_recognizer(bundle).encode([clip])[0].log_probs
-    return bundle.model.predict([clip])
+        return as_recognizer(bundle).encode([row["audio"]], [row])[0].log_probs
+    return bundle.predict([row["audio"]], [row])
 
 
 def _validate(brain: Brain, batch: object, network: Any) -> object:

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby, islice
 from multiprocessing.connection import Listener
@@ -34,6 +34,8 @@ from sbkit.base.errors import FAILED
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.base.workers import START_ERRORS, note_refusal
+from sbkit.bundle.side_inputs import LENGTHS_SUFFIX, read_fields, stack_side_inputs
+from sbkit.bundle.task import Labels, Task
 from sbkit.config.keys import with_defaults
 from sbkit.data.corpus import SettingValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
@@ -78,15 +80,25 @@ class Batch:
     sources: Tensor  # (B,) index of the training source in a `mix`, otherwise 0; on the CPU
     speed_groups: tuple[SpeedGroup, ...]  # in the order of the rows
     seconds: float  # of audio, without padding and without utterances of weight 0
+    # Side inputs of the network by name: (B,), or (B, N, ...) with `NAME_lengths` on the CPU
+    sides: Mapping[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors except lengths; the host does not wait if they are pinned."""
-        tensors = {n: getattr(self, n).to(device, non_blocking=True) for n in self.ON_DEVICE}
-        return replace(self, **tensors)
+        return self._with_each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
         """Pin the tensors; DataLoader calls this if there is a GPU."""
-        return replace(self, **{n: getattr(self, n).pin_memory() for n in self.ON_DEVICE})
+        return self._with_each(torch.Tensor.pin_memory)
+
+    def _with_each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Change all tensors except lengths."""
+        tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in self.ON_DEVICE}
+        sides = {
+            name: tensor if name.endswith(LENGTHS_SUFFIX) else change(tensor)
+            for name, tensor in self.sides.items()
+        }
+        return replace(self, **tensors, sides=sides)
 
     def rows(self) -> list[Row]:
         """Return the columns of each utterance, as a task's `result` takes them."""
@@ -231,6 +243,29 @@ class TextCollate:
         blank = self._tokenizer.vocabulary.blank
         padded = pad_sequence(tokens, batch_first=True, padding_value=blank)
         return padded, torch.tensor([*map(len, texts)])
+
+
+@dataclass(frozen=True)
+class CollateWithSides:
+    """Collate rows with the side inputs of a task.
+
+    collate: makes a `Batch` of rows.
+    """
+
+    collate: Collate
+    task: Task
+    labels: Labels
+    sample_rate: int
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        task, rate = self.task, self.sample_rate
+        clips = [
+            task.side_inputs(read_fields(task.side_fields, row, sample_rate=rate), self.labels)
+            for row in rows
+        ]
+        arrays = stack_side_inputs(clips)
+        sides = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return replace(self.collate(rows), sides=sides)
 
 
 def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> tuple[SpeedGroup, ...]:

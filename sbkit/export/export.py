@@ -46,6 +46,7 @@ from sbkit.base.versions import versions
 from sbkit.bundle.allowed_classes import ALLOWED_MODULES
 from sbkit.bundle.config import BUNDLE_FORMAT, CONFIG_FILE, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
+from sbkit.bundle.side_inputs import SIDE_SHAPES
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.folder import TASK, Checkpoint
 from sbkit.checkpoint.ranking import NORMALIZER, PARTS, SavedCheckpoints
@@ -353,6 +354,8 @@ def collect_files(
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
         "versions": versions(distributions(user_modules, code_by_file)),
     }
+    if shapes := checkpoints[0].meta.get(SIDE_SHAPES):
+        config[SIDE_SHAPES] = shapes
     if user_modules:
         config["user_modules"] = sorted(user_modules)
     if "language" in root:

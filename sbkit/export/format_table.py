@@ -28,6 +28,8 @@ class Format:
     library: str | None = None
 
     def supports(self, task: Task) -> bool:
+        if task.side_fields:  # no caller of a format would pass what they are made from
+            return False
         if self.has_graphs and task.graphs:
             return True
         is_framewise = task.decodes_frames or task.predicts != "text"

@@ -56,6 +56,11 @@ def require_formats(names: Sequence[str], task: Task) -> None:
             raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(FORMATS)}.")
     supported = [name for name, form in FORMATS.items() if form.supports(task)]
     if unsupported := [name for name in names if name not in supported]:
+        if task.side_fields:
+            raise ConfigError(
+                f"`{next(iter(task.side_fields))}`, which this {task.model_name} takes beside the "
+                f"audio, cannot be passed to {', '.join(unsupported)}. Leave these formats out."
+            )
         raise ConfigError(
             f"A {task.model_name} cannot be exported as {', '.join(unsupported)}. Its formats: "
             f"{', '.join(supported) or 'none'}."

@@ -12,6 +12,7 @@ Lengths are whole numbers (B,), on the CPU in training. Audio is float in the sc
 """
 
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from traceback import extract_tb
 from typing import Any
 
@@ -141,7 +142,9 @@ class Backbone(EncoderPart):
     ``encode_and_decode``, is for a decoder that trains only together with its encoder.
     """
 
-    def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_with_intermediate(
+        self, x: Tensor, lengths: Tensor, **sides: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of the middle and of the end: -> 2 x (B, U, D)."""
         method = getattr(self.module, "encode_with_intermediate", None)
         if method is None:
@@ -150,16 +153,16 @@ class Backbone(EncoderPart):
                 "encode_with_intermediate. Set it to 0.0.",
                 keys=("inter_ctc_weight",),
             )
-        return method(x, lengths)
+        return method(x, lengths, **sides)
 
     def encode_and_decode(
-        self, x: Tensor, lengths: Tensor, tokens: Tensor
+        self, x: Tensor, lengths: Tensor, tokens: Tensor, **sides: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Encode x, and decode tokens (B, L): -> (B, U, D), (B,), (B, L, D)."""
         method = getattr(self.module, "encode_and_decode", None)
         if method is not None:
-            return method(x, lengths, tokens)
-        states, lengths = self(x, lengths)
+            return method(x, lengths, tokens, **sides)
+        states, lengths = self(x, lengths, **sides)
         return states, lengths, self.decode(tokens, states, lengths)
 
     def decode(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:
@@ -171,6 +174,12 @@ class Backbone(EncoderPart):
                 keys=("ctc_weight",),
             )
         return method(tokens, states, frame_lengths)
+
+
+def sides_of(module: nn.Module, sides: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the side inputs that `forward` of a module names among its arguments."""
+    names = signature(module.forward).parameters if sides else ()
+    return {name: value for name, value in sides.items() if name in names}
 
 
 def decoding_modules(part: object) -> list[nn.Module]:

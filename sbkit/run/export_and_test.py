@@ -27,6 +27,7 @@ from sbkit.base.files import TEMPORARY_NAMES, atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import BundleConfig
+from sbkit.bundle.side_inputs import SIDE_SHAPES
 from sbkit.checkpoint.run_config import BUNDLE, read_description
 from sbkit.checkpoint.weights import differing_tensors
 from sbkit.data.batch import Loader
@@ -142,13 +143,18 @@ def fit(run: PreparedRun, brain: Brain) -> FittedDecoder:
     task, rate = run.recipe.task, settings["sample_rate"]
     language = settings["language"]
     table = run.splits.text_table(settings) if language else None
-    config = BundleConfig(task.name, rate, (), {}, language=language, normalizer=table)
+    shapes = run.hparams["checkpointer"].meta.get(SIDE_SHAPES, {})
+    config = BundleConfig(
+        task.name, rate, (), {}, language=language, normalizer=table, side_shapes=shapes
+    )
     for part in run.hparams.values():
         if isinstance(part, nn.Module):  # also the features, which `model` may lack
             part.eval()
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         placement = Placement(brain.device, settings["eval_precision"])
-        model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
+        model = TorchModel(
+            brain.network, parts=(), sample_rate=rate, placement=placement, side_shapes=shapes
+        )
         contents = BundleContents(config=config, task=task, labels=run.labels)
         return fit_declared_decoder(
             as_recognizer(contents.with_model(model)),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -23,10 +24,12 @@ from sbkit.base.errors import BundleError, DeviceError, SbkitError, translate
 from sbkit.base.machine import usable_cores
 from sbkit.base.workers import ThreadPool, start_anew_in_forks
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, EffectiveRuntime, Encoded, ModelState
+from sbkit.bundle.side_inputs import SideInputs
 from sbkit.runtime.batch_shapes import BatchShapes
 
 LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
 StreamingUse = Literal["no", "also", "only"]  # whether a model runs chunk by chunk
+ClipsAndSides = tuple[Sequence[Samples], Sequence[SideInputs]]  # of a batch
 Result = TypeVar("Result")
 CLOSED_MESSAGE = "This model is closed. Load it again."
 
@@ -136,21 +139,30 @@ class ModelThread:
         """The number of batches that can run in parallel."""
         return usable_cores() if self.runs_on.device == "cpu" else 1
 
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        return self.call(lambda model: model.encode(clips))
+    def encode(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> list[Encoded]:
+        return self.call(lambda model: model.encode(clips, sides))
 
-    def predict(self, clips: Sequence[Samples]) -> Any:
-        return self.call(lambda model: model.predict(clips))
+    def predict(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> Any:
+        return self.call(lambda model: model.predict(clips, sides))
 
-    def encode_by_length(self, clips: Sequence[Samples], shapes: BatchShapes) -> list[Encoded]:
+    def encode_by_length(
+        self,
+        clips: Sequence[Samples],
+        sides: Sequence[SideInputs] = (),
+        *,
+        shapes: BatchShapes,
+    ) -> list[Encoded]:
         """Run the encoder on clips in batches of similar length; keep the order of the clips.
 
         The batches run in parallel if the device allows it.
         """
         lengths = [len(clip) for clip in clips]
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
-        clips_of_batches = [[clips[index] for index in batch] for batch in batches]
-        outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
+        inputs = [
+            ([clips[index] for index in batch], [sides[index] for index in batch] if sides else ())
+            for batch in batches
+        ]
+        outputs = self.call(lambda model: model.encode_batches(inputs))
         output_of_clip: dict[int, Encoded] = {}
         for batch, batch_outputs in zip(batches, outputs, strict=True):
             output_of_clip.update(zip(batch, batch_outputs, strict=True))
@@ -177,13 +189,16 @@ class ModelThread:
     ) -> list[tuple[LogProbs, ModelState]]:
         return self.call(lambda model: model.streaming.advance(chunks, states))
 
-    def warm_up(self, shapes: BatchShapes) -> None:
-        """Run every shape of a closed grid; from then on, clips are padded to its lengths."""
+    def warm_up(self, shapes: BatchShapes, side: SideInputs = MappingProxyType({})) -> None:
+        """Run every shape of a closed grid; from then on, clips are padded to its lengths.
+
+        side: an example of the side inputs, if the model has some.
+        """
 
         def run(model: LoadedModel) -> None:
             model.padded_lengths = shapes.padded_lengths
             for clips, samples in shapes.all_shapes():
-                model.encode([np.zeros(samples, np.int16)] * clips)
+                model.encode([np.zeros(samples, np.int16)] * clips, [side] * clips if side else ())
 
         self.call(run)
 
@@ -198,8 +213,8 @@ def _make_thread() -> ThreadPoolExecutor:
 
 
 def run_batches(
-    encode: Callable[[Sequence[Samples]], list[Encoded]],
-    batches: Sequence[Sequence[Samples]],
+    encode: Callable[[Sequence[Samples], Sequence[SideInputs]], list[Encoded]],
+    batches: Sequence[ClipsAndSides],
     *,
     threads: int = 1,
     prepare: Callable[[], object] | None = None,
@@ -213,9 +228,9 @@ def run_batches(
     """
     threads = min(threads, len(batches))
     if threads < 2:
-        return [encode(batch) for batch in batches]
+        return [encode(*batch) for batch in batches]
     with ThreadPool(threads, initializer=prepare) as pool:
-        return list(pool.map(encode, batches))
+        return list(pool.map(encode, *zip(*batches, strict=True)))
 
 
 def model_errors(audio: object) -> AbstractContextManager[None]:

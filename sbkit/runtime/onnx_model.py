@@ -34,8 +34,9 @@ from sbkit.bundle.protocols import (
     Encoded,
     StreamingModel,
 )
+from sbkit.bundle.side_inputs import SideInputs
 from sbkit.runtime.batch_shapes import pad_clips, round_up
-from sbkit.runtime.model_thread import run_batches
+from sbkit.runtime.model_thread import ClipsAndSides, run_batches
 
 ONNX_FOLDER = "onnx"  # in a bundle
 # The oldest version that runs the graphs: it is in sherpa-onnx's library for Android. sbkit itself
@@ -140,7 +141,8 @@ class OnnxModel:
             )
         return int(text)
 
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+    def encode(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> list[Encoded]:
+        assert not sides  # `load_bundle` refuses such a bundle
         samples = round_up(max(map(len, clips)), self.padded_lengths)
         audio, lengths = pad_clips(clips, samples)
         log_probs, frames, *states = self.run(audio / np.float32(FULL_SCALE), lengths)
@@ -149,10 +151,10 @@ class OnnxModel:
             for row, count in enumerate(frames.tolist())
         ]
 
-    def predict(self, clips: Sequence[Samples]) -> list[LogProbs]:
-        return [encoded.log_probs for encoded in self.encode(clips)]
+    def predict(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> list[LogProbs]:
+        return [encoded.log_probs for encoded in self.encode(clips, sides)]
 
-    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
+    def encode_batches(self, batches: Sequence[ClipsAndSides]) -> list[list[Encoded]]:
         """Run the encoder on batches of clips; on the CPU, in parallel threads."""
         threads = usable_cores() if self.runs_on.device == "cpu" else 1
         return run_batches(self.encode, batches, threads=threads)

@@ -115,6 +115,12 @@ def load_bundle(
         for name, is_requested in unsupported.items():
             if is_requested:
                 raise ConfigError(f"{name} is not supported for models of transformers ({folder}).")
+    unable = {f"The runtime {ONNX}": runtime == ONNX, "`compile`": compile is not None}
+    unable |= {"Live speech": streaming == "only"}
+    for name, is_requested in unable.items():
+        if is_requested and contents.task.side_fields:
+            field = next(iter(contents.task.side_fields))
+            raise ConfigError(f"{name} cannot pass `{field}` to this model beside the audio.")
     if str(device).startswith("cuda") and (cause := why_no_cuda(runtime)):
         raise DeviceError(f"The device {device} needs a GPU that {runtime} can use, but {cause}.")
     model: LoadedModel

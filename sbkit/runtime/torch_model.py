@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ from sbkit.bundle.bundle import BundleContents
 from sbkit.bundle.config import WEIGHTS_FILE, Plain
 from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
+from sbkit.bundle.side_inputs import LENGTHS_SUFFIX, SideInputs, make_zeros, stack_side_inputs
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.weights import check_fits, limit_parameters, parameter_budget
 from sbkit.distributed.device import DTYPES, ON_CPU, Placement
@@ -41,6 +43,7 @@ from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import NetworkState, streaming_network
 from sbkit.runtime.batch_shapes import BatchShapes, pad_clips, round_up
 from sbkit.runtime.model_thread import (
+    ClipsAndSides,
     StreamingUse,
     model_errors,
     require_as_requested,
@@ -72,10 +75,12 @@ class TorchModel(nn.ModuleList):
         parts: Iterable[nn.Module],
         sample_rate: int,
         placement: Placement = ON_CPU,
+        side_shapes: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Move the model to its device, run it, and read back where and how it ran.
 
         parts: all modules that the network calls.
+        side_shapes: of an example of its side inputs, as a `BundleConfig` has them.
         """
         super().__init__(network.model)
         self._threads = set[int]()  # those that ran the model, and so have threads of OpenMP
@@ -88,7 +93,7 @@ class TorchModel(nn.ModuleList):
             part.to(placement.device)
         self.eval()
         with model_errors("a second of silence"):
-            runs_on = self._read_back()
+            runs_on = self._read_back(make_zeros(side_shapes))
         self.runs_on = require_as_requested(
             runs_on, device=str(placement.device), precision=placement.precision
         )
@@ -128,29 +133,31 @@ class TorchModel(nn.ModuleList):
         modules: nn.ModuleList = network.model
         check_fits(weights, modules, place=str(file))
         modules.load_state_dict(weights)
-        rate = contents.config.sample_rate
-        return cls(network, parts=parts, sample_rate=rate, placement=placement, **options)
+        config = contents.config
+        options |= {"sample_rate": config.sample_rate, "side_shapes": config.side_shapes}
+        return cls(network, parts=parts, placement=placement, **options)
 
     def __repr__(self) -> str:
         num_parameters = sum(parameter.numel() for parameter in self.parameters())
         return f"{super().__repr__()}\n{num_parameters:,} parameters; {self.runs_on}"
 
-    def forward(self, audio: Tensor, audio_lengths: Tensor) -> Any:
+    def forward(self, audio: Tensor, audio_lengths: Tensor, **sides: Tensor) -> Any:
         """Return the predictions of the task's model: audio (B, S) in the scale of int16, (B,)."""
-        return self.network.predict(audio, audio_lengths)
+        return self.network.predict(audio, audio_lengths, **sides)
 
     @cached_property
     def samples_per_frame(self) -> int:
         return int(self.network.samples_per_frame)
 
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+    def encode(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> list[Encoded]:
+        batch_sides = self._batch_of_sides(sides)
         with self._running():
-            states, frames = self.network.encode(*self._batch_of(clips))
-            log_probs: Tensor = self.network.frame_log_probs(states).cpu()
+            states, frames = self.network.encode(*self._batch_of(clips), **batch_sides)
+            log_probs: Tensor = self.network.frame_log_probs(states, **batch_sides).cpu()
         rows = zip(log_probs, states, frames.tolist(), strict=True)
         return [Encoded(row[:count].numpy(), state[:count]) for row, state, count in rows]
 
-    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
+    def encode_batches(self, batches: Sequence[ClipsAndSides]) -> list[list[Encoded]]:
         """Run the encoder on batches of clips; on the CPU, in parallel threads."""
         on_cpu = self._placement.device.type == "cpu"
         threads = torch.get_num_threads() if on_cpu else 1
@@ -200,9 +207,9 @@ class TorchModel(nn.ModuleList):
         (text,) = self.network.generate(states.unsqueeze(0), torch.tensor([len(states)]))
         return [*text]
 
-    def predict(self, clips: Sequence[Samples]) -> Any:
+    def predict(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> Any:
         """Return the predictions of the task's model for clips (S,) in one batch."""
-        return self.call("predict", *self._batch_of(clips))
+        return self.call("predict", *self._batch_of(clips), **self._batch_of_sides(sides))
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the network, on tensors of its device."""
@@ -225,6 +232,10 @@ class TorchModel(nn.ModuleList):
         samples = round_up(max(map(len, clips)), self.padded_lengths)
         return self._to_device(*pad_clips(clips, samples))
 
+    def _batch_of_sides(self, sides: Sequence[SideInputs]) -> dict[str, Tensor]:
+        """Pad side inputs to a batch on the device; lengths stay on the CPU, as of audio."""
+        return to_tensors(stack_side_inputs(sides), self.device)
+
     def _to_device(self, audio: Float32s, lengths: Counts) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(audio).to(self.device), torch.from_numpy(lengths)
 
@@ -232,7 +243,7 @@ class TorchModel(nn.ModuleList):
     def device(self) -> torch.device:
         return next(self.parameters()).device  # a run may have moved a frozen helper
 
-    def _read_back(self) -> EffectiveRuntime:
+    def _read_back(self, side: SideInputs) -> EffectiveRuntime:
         """Run a second of silence; return the devices used and the types of the products."""
         types: set[torch.dtype] = set()
 
@@ -244,7 +255,7 @@ class TorchModel(nn.ModuleList):
             for module in self.network.model.modules():
                 if isinstance(module, MATRIX_LAYERS):
                     hooks.enter_context(module.register_forward_hook(record_output))
-            self.predict([np.zeros(self._rate, np.int16)])
+            self.predict([np.zeros(self._rate, np.int16)], [side] if side else ())
         tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
         used = {tensor.device for tensor in tensors}
         devices = sorted("mps" if device.type == "mps" else str(device) for device in used)
@@ -323,7 +334,7 @@ class CompiledModel(TorchModel):
         with torch.compiler.set_stance(self._stance):
             yield
 
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+    def encode(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> list[Encoded]:
         """Run the encoder on clips (S,) in batches of the grid; raise an error for longer clips."""
         outputs: list[Encoded] = []
         for batch in self._split(list(clips)):
@@ -349,9 +360,9 @@ class CompiledModel(TorchModel):
         size = self._shapes.batch_sizes[-1]
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
+    def encode_batches(self, batches: Sequence[ClipsAndSides]) -> list[list[Encoded]]:
         """Run the encoder on one batch after the other."""
-        return [self.encode(batch) for batch in batches]
+        return [self.encode(*batch) for batch in batches]
 
     @cached_property
     def samples_per_frame(self) -> int:
@@ -365,6 +376,13 @@ class CompiledModel(TorchModel):
     def generate(self, states: Tensor) -> list[int]:
         with torch.compiler.set_stance("force_eager"):
             return super().generate(states)
+
+
+def to_tensors(arrays: Mapping[str, Array], device: torch.device) -> dict[str, Tensor]:
+    """Return the arrays of a batch on a device, apart from lengths, which stay on the CPU."""
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    is_length = {name: name.endswith(LENGTHS_SUFFIX) for name in tensors}
+    return {n: tensor if is_length[n] else tensor.to(device) for n, tensor in tensors.items()}
 
 
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:

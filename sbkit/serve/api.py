@@ -11,8 +11,9 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Annotated, BinaryIO, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
@@ -20,7 +21,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from sbkit.audio.containers import AudioError
 from sbkit.audio.encode import FILE_FORMATS
+from sbkit.audio.io import read_audio
 from sbkit.base.messages import listed, nearest, note_once
 from sbkit.decoding.hotwords import split_prompt
 from sbkit.serve.middleware import (
@@ -43,7 +46,7 @@ from sbkit.text.recognized_word import Word
 
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
-FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
+FORM_LIMITS = {"max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
 CLIENT_POLL_SECONDS = 0.5  # between two checks for a lost client
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
@@ -434,12 +437,13 @@ class _FormParser(MultiPartParser):
         super().on_header_end()
 
 
-async def _read_form(request: Request) -> FormData:
+async def _read_form(request: Request, max_files: int) -> FormData:
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return FormData()
     try:
         async with aclosing(request.stream()) as stream:
-            return await _FormParser(request.headers, stream, **FORM_LIMITS).parse()
+            limits = {**FORM_LIMITS, "max_files": max_files}
+            return await _FormParser(request.headers, stream, **limits).parse()
     except MultiPartException as error:
         raise ApiError(400, f"The API does not accept this request: {error.message}") from None
 
@@ -447,23 +451,54 @@ async def _read_form(request: Request) -> FormData:
 async def answer_transcription(models: ServedModels, request: Request) -> Response:
     """Transcribe the file of a form."""
     notes = query_notes(request, TranscriptionFields)
+    engines = models.engines(RecognitionService).values()
+    fields_by_engine = [engine.side_fields.values() for engine in engines]
+    max_files = 1 + max(
+        (sum(f.kind == "audio" for f in fields) for fields in fields_by_engine), default=0
+    )
     try:
-        form = await _read_form(request)
+        form = await _read_form(request, max_files)
     except OSError as error:
         reason = error.strerror
         raise ApiError(503, f"The server cannot store the file ({reason}).") from error
     try:
         fields = TranscriptionFields.parse(form)
         recognizer = models.pick_recognizer(fields)
+        row = await _read_row(form, recognizer)
     except ApiError:
         await form.close()
         raise
     file = cast(UploadFile, form["file"]).file  # closed by the recognizer
-    response = await _until_disconnected(request, _transcription(fields, file, recognizer))
-    notes += [NO_FIELD_NOTE.format(name) for name in form if not fields.may_have(name)]
+    response = await _until_disconnected(request, _transcription(fields, file, recognizer, row))
+    names = [name for name in form if name not in row]
+    notes += [NO_FIELD_NOTE.format(name) for name in names if not fields.may_have(name)]
     if notes:
         response.headers[NOTES_HEADER] = _notes_header(notes)
     return response
+
+
+async def _read_row(form: FormData, recognizer: RecognitionService) -> dict[str, Any]:
+    """Read what a recognizer takes beside audio from the fields of a form."""
+    row: dict[str, Any] = {}
+    for name, declared in recognizer.side_fields.items():
+        value = form.get(name)
+        if value is None and declared.default is None:
+            raise ApiError(400, f"`{name}` is missing.", name)
+        # A path in a request would be one of this server's.
+        if value is not None and isinstance(value, UploadFile) != (declared.kind == "audio"):
+            expected = FILE_FIELD if declared.kind == "audio" else "a text"
+            raise wrong_field(name, expected, "text" if isinstance(value, str) else "a file")
+        if isinstance(value, UploadFile):
+            decode = partial(read_audio, value.file, recognizer.sample_rate)
+            try:
+                row[name] = await asyncio.to_thread(decode)
+            except AudioError as error:
+                raise ApiError(422, str(error), name) from None
+            finally:
+                await value.close()
+        elif value is not None:
+            row[name] = value
+    return row
 
 
 async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
@@ -480,12 +515,15 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
 
 
 async def _transcription(
-    fields: TranscriptionFields, file: BinaryIO, recognizer: RecognitionService
+    fields: TranscriptionFields,
+    file: BinaryIO,
+    recognizer: RecognitionService,
+    row: Mapping[str, Any],
 ) -> Response:
     """Transcribe a file, and return its text as requested."""
     needs_word_times = fields.response_format not in STREAMED_FORMATS
     results = recognizer.transcribe(
-        file, times=needs_word_times, phrases=fields.phrases, channel=fields.channel
+        file, times=needs_word_times, phrases=fields.phrases, channel=fields.channel, row=row
     )
     if fields.stream:
         first_result = await anext(results)  # if it fails, the answer still has the error's status

@@ -9,12 +9,12 @@ runs at a time, so that an hour of audio blocks nobody.
 
 import asyncio
 from asyncio import wrap_future
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,12 +23,13 @@ from sbkit.audio.io import Samples, declared_seconds
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
+from sbkit.bundle.side_inputs import SideInputs, make_zeros
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.clients import Batcher, Workers
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.serve.middleware import ApiError, Limits, Metrics, too_large
 from sbkit.tasks.asr.bundle import AsrBundle
-from sbkit.tasks.asr.predict import Channel, Transcriber
+from sbkit.tasks.asr.predict import NO_ROW, Channel, Transcriber
 from sbkit.tasks.asr.session import (
     DEFAULT_RULES,
     Event,
@@ -41,6 +42,7 @@ from sbkit.tasks.asr.transcript import Transcript
 from sbkit.tasks.vad.predict import VoiceDetector
 
 REQUEST_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead
+QueuedSegment = tuple[Samples, SideInputs]
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
 
 
@@ -84,12 +86,13 @@ class RecognitionService:
         model, shapes = self.bundle.model, self.shapes
         self.sample_rate = self.bundle.config.sample_rate
         self.language = self.bundle.config.language
+        self.side_fields = self.bundle.task.side_fields
         self.spaces = self.bundle.config.has_words
         self.runs_on = model.runs_on
         self._parallel_samples = model.parallel_batches * shapes.max_samples
-        self.segments = Batcher[Samples, Encoded](
-            partial(model.encode_by_length, shapes=shapes),
-            size=lambda samples: round_up(len(samples), shapes.padded_lengths),
+        self.segments = Batcher[QueuedSegment, Encoded](
+            self._encode_batch,
+            size=lambda segment: round_up(len(segment[0]), shapes.padded_lengths),
             max_size=self._parallel_samples,
             wait_seconds=self.wait_seconds,
         )
@@ -108,9 +111,10 @@ class RecognitionService:
     def warm_up(self) -> None:
         """Run every shape of the table, and everything after the model once."""
         if self.bundle.task.decodes_frames:
-            self.bundle.model.warm_up(self.shapes)
+            side = make_zeros(self.bundle.config.side_shapes)
+            self.bundle.model.warm_up(self.shapes, side)
         silence = np.zeros(self.sample_rate, np.int16)
-        for times in (False, True):
+        for times in (False, True) if not self.side_fields else ():
             list(self._transcriber.stream([silence], self.sample_rate, times=times))
         if self.streaming is not None:
             Session(self.streaming).push(silence)
@@ -124,11 +128,12 @@ class RecognitionService:
         times: bool,
         phrases: tuple[str, ...] = (),
         channel: Channel = None,
+        row: Mapping[str, Any] = NO_ROW,
     ) -> AsyncGenerator[str | Transcript]:
         """Yield the text of each segment as soon as it is final, then the transcript.
 
         audio: samples, or an open file, which is closed in the end.
-        times, phrases, channel: as for `Transcriber.stream`.
+        times, phrases, channel, row: as for `Transcriber.stream`.
         """
 
         def work(on_text: Callable[[str], None]) -> Transcript:
@@ -150,6 +155,7 @@ class RecognitionService:
                 phrases=phrases,
                 times=times,
                 channel=channel,
+                row=row,
             )
             if isinstance(result, AudioError):
                 raise ApiError(422, str(result), "file")
@@ -167,6 +173,9 @@ class RecognitionService:
 
         silence: ends a turn if there is no detector, in seconds; None if the client ends turns.
         """
+        for name in self.side_fields:
+            fault = f"A session cannot pass `{name}` to this model beside the audio."
+            raise ApiError(400, f"{fault} Send files.", "model")
         streaming = self.streaming
         if streaming is None:
             return partial(ClipTurn, phrases)
@@ -204,13 +213,19 @@ class RecognitionService:
         self.segments.close()
         self._transcriber.close()
 
-    def _encode(self, segments: Sequence[Samples]) -> list[Encoded]:
+    def _encode_batch(self, segments: Sequence[QueuedSegment]) -> list[Encoded]:
+        clips, sides = zip(*segments, strict=True)
+        return self.bundle.model.encode_by_length(
+            clips, sides if self.side_fields else (), shapes=self.shapes
+        )
+
+    def _encode(self, segments: Sequence[Samples], sides: Sequence[SideInputs]) -> list[Encoded]:
         """Run the encoder on segments of a file, with one batch of them at a time in the queue."""
         outputs: list[Encoded] = []
         futures: list[Future[Encoded]] = []
         num_samples = 0
-        for segment in segments:
-            futures.append(self.segments.submit(segment))
+        for segment, side in zip(segments, sides or [{}] * len(segments), strict=True):
+            futures.append(self.segments.submit((segment, side)))
             num_samples += len(segment)
             if num_samples >= self._parallel_samples:
                 outputs += [future.result() for future in futures]

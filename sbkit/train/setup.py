@@ -42,7 +42,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -51,6 +51,7 @@ from sbkit.base.errors import ConfigError, SbkitError, concerning
 from sbkit.base.files import from_plain, read_file, to_json, write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.base.versions import data_versions, versions
+from sbkit.bundle.side_inputs import SIDE_SHAPES, read_fields, shapes_of
 from sbkit.checkpoint.folder import TASK
 from sbkit.checkpoint.ranking import NORMALIZER
 from sbkit.checkpoint.rng import isolated_rng
@@ -77,7 +78,7 @@ from sbkit.config.hparams import (
 )
 from sbkit.config.keys import KEYS, Key
 from sbkit.config.overrides import nest_overrides
-from sbkit.data.batch import Loaders, user_columns
+from sbkit.data.batch import Collate, CollateWithSides, Loaders, UtteranceDataset, user_columns
 from sbkit.data.forgetting import find_forgotten
 from sbkit.data.sampler import RankSampler
 from sbkit.data.splits import Splits
@@ -261,6 +262,8 @@ def build_run(data: RunData, placement: Placement) -> PreparedRun:
     recipe = data.recipe
     hparams = build_objects(data)
     loaders = recipe.make_loaders(hparams, data.splits, data.labels, placement)
+    if recipe.task.side_fields:
+        add_side_inputs(data, hparams, loaders)
     dealer = loaders.train.batch_sampler
     if isinstance(dealer, RankSampler):
         dealer.use(recipe.make_sampler(hparams, loaders.splits, dealer.sampler))
@@ -271,6 +274,34 @@ def build_run(data: RunData, placement: Placement) -> PreparedRun:
         )
     objects = {"placement": placement, "hparams": hparams, "loaders": loaders}
     return PreparedRun(**vars(data) | objects)
+
+
+def add_side_inputs(data: RunData, hparams: Settings, loaders: Loaders) -> None:
+    """Have the loaders add the task's side inputs to each batch; keep an example's shapes.
+
+    Raises ConfigError for a set without a column that they are made from.
+    """
+    task, rate = data.recipe.task, data.spec.settings["sample_rate"]
+    for name, rows in loaders.splits.named().items():
+        for column, declared in task.side_fields.items():
+            if column not in rows.column_names and declared.default is None:
+                raise ConfigError(
+                    f"{name} has no column `{column}`, which models of {task.name} need beside "
+                    "the audio.",
+                    keys=("data_folder",),
+                )
+    if data.spec.settings["concat_prob"] > 0:
+        raise ConfigError(
+            "`concat_prob` joins utterances, whose side inputs may differ. Set it to 0.",
+            keys=("concat_prob",),
+        )
+    row = UtteranceDataset(loaders.splits.train)[0]
+    fields = read_fields(task.side_fields, row, sample_rate=rate)
+    hparams["checkpointer"].meta[SIDE_SHAPES] = shapes_of(task.side_inputs(fields, data.labels))
+    sets = [*loaders.valid.values(), *loaders.test.values()]
+    for loader in (loaders.train, loaders.for_statistics, *sets):
+        collate = cast(Collate, loader.collate_fn)
+        loader.collate_fn = CollateWithSides(collate, task, data.labels, rate)
 
 
 def choose_placement(spec: RunSpec) -> Placement:

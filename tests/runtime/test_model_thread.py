@@ -123,18 +123,18 @@ def test_forked_process_is_told_that_its_parent_has_the_gpu() -> None:
 def test_batches_run_in_the_calling_thread_if_no_other_starts() -> None:
     idents = list[int]()
 
-    def encode(batch: Sequence[Samples]) -> list[Encoded]:
+    def encode(batch: Sequence[Samples], sides: object) -> list[Encoded]:
         idents.append(threading.get_ident())
         return [Encoded(row[:, None]) for row in batch]
 
     with refusing("threading.Thread.start", NO_THREAD):
-        one, two = run_batches(encode, [noise(0.1), noise(0.1, 0.1)], threads=2)
+        one, two = run_batches(encode, [(noise(0.1), ()), (noise(0.1, 0.1), ())], threads=2)
         with pytest.raises(ZeroDivisionError):
-            run_batches(lambda _: [Encoded(np.zeros(1 // 0))], [[], []], threads=2)
+            run_batches(lambda *_: [Encoded(np.zeros(1 // 0))], [([], ()), ([], ())], threads=2)
     assert (len(one), len(two)) == (1, 2)
     assert {*idents} == {threading.get_ident()}
     with refusing("threading.Thread.start", NO_THREAD, after=1):
-        assert len(run_batches(encode, [noise(0.1)] * 4, threads=2)) == 4
+        assert len(run_batches(encode, [(noise(0.1), ())] * 4, threads=2)) == 4
     assert len(idents) == 2 + 4  # each batch ran once
     assert threading.get_ident() not in idents[2:]
 
@@ -149,11 +149,11 @@ def test_closed_pool_of_threads_runs_nothing() -> None:
 def test_run_batches_runs_two_in_parallel_and_keeps_their_order() -> None:
     barrier = threading.Barrier(2, timeout=60)
 
-    def encode(batch: Sequence[Samples]) -> list[Encoded]:
+    def encode(batch: Sequence[Samples], sides: object) -> list[Encoded]:
         barrier.wait()
         return [Encoded(row[:, None]) for row in batch]
 
-    one, two = run_batches(encode, [noise(0.1), noise(0.1, 0.1)], threads=2)
+    one, two = run_batches(encode, [(noise(0.1), ()), (noise(0.1, 0.1), ())], threads=2)
     assert (len(one), len(two)) == (1, 2)
 
 
@@ -173,7 +173,7 @@ def test_encode_batches_equals_encode_and_restores_torch_threads(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        together = model.encode_batches(batches)
+        together = model.encode_batches([(batch, ()) for batch in batches])
         assert thread_counts == {1} and torch.get_num_threads() == 3
         later: list[int] = []
         thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))

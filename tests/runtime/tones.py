@@ -15,9 +15,10 @@ from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
+from sbkit.bundle.side_inputs import SideInputs
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.word_times import WordOffsets
-from sbkit.runtime.model_thread import ModelThread, run_batches
+from sbkit.runtime.model_thread import ClipsAndSides, ModelThread, run_batches
 from sbkit.tasks.asr.bundle import AsrBundle
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.tasks.asr.session import Event, Final, Session, StreamingRecognizer
@@ -46,11 +47,11 @@ class ToneModel:
         self._vocab_size, self._blank = vocab_size, blank
         self.batches: list[list[float]] = []  # the seconds of their clips
 
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+    def encode(self, clips: Sequence[Samples], sides: Sequence[SideInputs] = ()) -> list[Encoded]:
         self.batches.append([len(clip) / RATE for clip in clips])
         return [Encoded(self._hear(clip)) for clip in clips]
 
-    def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
+    def encode_batches(self, batches: Sequence[ClipsAndSides]) -> list[list[Encoded]]:
         return run_batches(self.encode, batches)
 
     def _hear(self, clip: Samples) -> LogProbs:

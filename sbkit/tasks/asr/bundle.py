@@ -22,6 +22,7 @@ from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.bundle import Bundle, ModelT, OtherModelT
 from sbkit.bundle.config import CONFIG_FILE, BundleFiles
 from sbkit.bundle.protocols import Encoded
+from sbkit.bundle.side_inputs import SideInputs
 from sbkit.bundle.task import ClipBatch, Labels
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
@@ -90,16 +91,27 @@ class AsrBundle(Bundle[ModelT]):
 
     # ---- recognition
 
-    def transcribe(self, clips: Sequence[Samples]) -> list[str]:
-        """Transcribe clips at the bundle's rate, in one batch; `to_samples` converts them."""
-        return [recognized.text for recognized in self.recognize(clips)]
+    def transcribe(
+        self, clips: Sequence[Samples], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[str]:
+        """Transcribe clips at the bundle's rate, in one batch; `to_samples` converts them.
+
+        rows: the values of the task's `side_fields` for each clip.
+        """
+        return [recognized.text for recognized in self.recognize(clips, rows)]
 
     def recognize(
-        self, clips: Sequence[Samples], *, times: bool = False, with_greedy: bool = False
+        self,
+        clips: Sequence[Samples],
+        rows: Sequence[Mapping[str, Any]] = (),
+        *,
+        times: bool = False,
+        with_greedy: bool = False,
     ) -> list[RecognizedClip]:
         """Transcribe clips as `transcribe` does; times, with_greedy: see `ClipBatch`."""
         samples = [*map(to_samples, clips)]
-        return self.predict_batch(ClipBatch(clips=samples, times=times, with_greedy=with_greedy))
+        options: dict[str, Any] = {"times": times, "with_greedy": with_greedy}
+        return self.predict_batch(ClipBatch(clips=samples, rows=rows, **options))
 
     def predict_batch(self, batch: ClipBatch) -> list[RecognizedClip]:
         """Transcribe clips (S,) in one batch, or in segments if one is too long for the model."""
@@ -121,34 +133,43 @@ class AsrBundle(Bundle[ModelT]):
             recognized.append(join_recognitions(segments, spaces=self.config.has_words))
         return recognized
 
-    def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:
+    def decoder_inputs(
+        self, clips: Sequence[Samples], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[DecoderInput]:
         """Run the encoder on clips as `encode` does."""
         return [
             self.decoder_input(encoded, samples=len(clip))
-            for encoded, clip in zip(self.encode(clips), clips, strict=True)
+            for encoded, clip in zip(self.encode(clips, rows), clips, strict=True)
         ]
 
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+    def encode(
+        self, clips: Sequence[Samples], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Encoded]:
         """Run the encoder on clips (S,) in one batch, or on each by itself if one needs segments.
 
         All log-probabilities of clips come from this method, because Whisper's encoder has
         positions for 30 s only. A test refuses other calls of the model.
-        """
-        rate = self.config.sample_rate
-        longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
-        if all(len(clip) <= longest for clip in clips):
-            return self.model.encode(clips)
-        segmenter = Segmenter(rate, self.model.samples_per_frame)
-        return [
-            encode_in_segments(clip, segmenter, self.tokenizer.silent_ids, self._encode_segment)
-            if len(clip) > longest
-            else self.model.encode([clip])[0]
-            for clip in clips
-        ]
 
-    def _encode_segment(self, segment: Segment) -> Encoded:
+        rows: the values of the task's `side_fields` for each clip.
+        """
+        rate, silent_ids = self.config.sample_rate, self.tokenizer.silent_ids
+        longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
+        sides = self.side_inputs(rows, len(clips))
+        if all(len(clip) <= longest for clip in clips):
+            return self.model.encode(clips, sides)
+        segmenter = Segmenter(rate, self.model.samples_per_frame)
+        outputs: list[Encoded] = []
+        for index, clip in enumerate(clips):
+            encode = partial(self._encode_one, sides=sides[index : index + 1])
+            if len(clip) > longest:
+                outputs.append(encode_in_segments(clip, segmenter, silent_ids, encode))
+            else:
+                outputs += self.model.encode([clip], sides[index : index + 1])
+        return outputs
+
+    def _encode_one(self, segment: Segment, sides: Sequence[SideInputs]) -> Encoded:
         ping("test")
-        return self.model.encode([segment.samples])[0]
+        return self.model.encode([segment.samples], sides)[0]
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""

@@ -28,7 +28,7 @@ from sbkit.base.files import (
     temporary_path,
     write_text_atomically,
 )
-from sbkit.base.messages import printable, printable_json
+from sbkit.base.messages import listed, printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
 from sbkit.logs.handlers import print_line
@@ -42,7 +42,7 @@ RECORD = "sbkit-results"  # how the names of the files of a record begin; those 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
 # Options with an effect on a result; --truncated only adds some.
 TEXT_OPTIONS = (
-    *("format", "channel", "raw_rate", "decoder", "hotwords", "language"),
+    *("format", "channel", "side", "raw_rate", "decoder", "hotwords", "language"),
     *("vad", "runtime", "precision", "compile"),
 )
 
@@ -61,6 +61,8 @@ def add_commands(parser: Parser) -> None:
     add("--channel", metavar="N|each", type=_parse_channel, help=channel)
     truncated = "files that end long before or behind their declared end (default: refuse)"
     add("--truncated", choices=("refuse", "keep"), default="refuse", help=truncated)
+    side = "what a model takes beside audio, a text or a file of audio; repeatable"
+    add("--side", metavar="NAME=VALUE", type=_parse_side, action="append", default=[], help=side)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")
@@ -68,6 +70,13 @@ def add_commands(parser: Parser) -> None:
 
 def _parse_channel(text: str) -> int | str:
     return text if text == "each" else int(text)
+
+
+def _parse_side(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator and value):
+        raise ValueError(text)
+    return name, value
 
 
 def transcribe(options: Namespace) -> int:
@@ -99,12 +108,19 @@ def transcribe(options: Namespace) -> int:
         if due:
             times = options.format != "text"
             transcriber = stack.enter_context(open_transcriber(options, times=times))
+            row = dict(options.side)
+            if unknown := row.keys() - transcriber.side_fields.keys():
+                expected = listed(transcriber.side_fields) or "nothing"
+                raise ConfigError(
+                    f"This model takes {expected} beside audio, but --side names {listed(unknown)}."
+                )
             on_seconds = stack.enter_context(show_seconds("transcribing", [*due]))
             stream = transcriber.stream(
                 [*due],
                 on_seconds=on_seconds,
                 channel=options.channel,
                 keep_truncated=options.truncated == "keep",
+                row=row,
             )
             outcomes = chain(outcomes, zip(due, stream, strict=True))
         return _write_results(options, files, due, outcomes, errors)

@@ -78,7 +78,7 @@ def sample_validation(
                     advance(world_size() * len(clips))
                     if ping("encoding", [clip["id"] for clip in clips]):
                         return
-                    encoded_clips = bundle.encode([clip["audio"] for clip in clips])
+                    encoded_clips = bundle.encode([clip["audio"] for clip in clips], clips)
                     for clip, encoded in zip(clips, encoded_clips, strict=True):
                         # Copied, because a view would keep the outputs of the whole batch.
                         encoded = replace(encoded, states=encoded.states.clone())

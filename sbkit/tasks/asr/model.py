@@ -6,7 +6,7 @@ bins, D model width, V vocabulary.
 Training, transcription and export all call this model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +20,10 @@ from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples, window_samples
+from sbkit.bundle.side_inputs import LENGTHS_SUFFIX
 from sbkit.decoding.generate import generate
 from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
-from sbkit.models.encoder_parts import decoding_modules, label_embedding
+from sbkit.models.encoder_parts import decoding_modules, label_embedding, sides_of
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.streaming import EncoderState, require_causal_level
 from sbkit.models.transformer import Transformer
@@ -97,29 +98,56 @@ class AsrModel(AcousticModel):
         tokens: Tensor | None,
         return_intermediate: bool,
         spec_augment: AugmentFeatures | None = None,
+        **sides: Tensor,
     ) -> Predictions:
-        """Score every token at every frame and, given the decoder's (B, L), after each of them."""
+        """Score every token at every frame and, given the decoder's (B, L), after each of them.
+
+        sides: the side inputs of the task, for the parts whose `forward` names them.
+        """
         tail = 0 if self.model.training else self.tail_samples
         x, lengths = self._inputs(audio, audio_lengths, spec_augment, tail)
         backbone = self.encoder.backbone
+        own = self._sides_of_backbone(sides)
         middle = None
         logits = None
         if return_intermediate:
-            middle, states = backbone.encode_with_intermediate(x, lengths)
+            middle, states = backbone.encode_with_intermediate(x, lengths, **own)
             lengths = backbone.subsampling.count(lengths)
             if tokens is not None:
                 logits = self._decode(tokens, states, lengths)
         elif tokens is not None:
             prefixed = self._prefixed(tokens)
-            states, lengths, decoded = backbone.encode_and_decode(x, lengths, prefixed)
+            states, lengths, decoded = backbone.encode_and_decode(x, lengths, prefixed, **own)
             logits = self._next_logits(decoded)
         else:
-            states, lengths = backbone(x, lengths)
-        intermediate = None if middle is None else self._middle_log_probs(middle)
-        return Predictions(states, self.frame_log_probs(states), intermediate, lengths, logits)
+            states, lengths = backbone(x, lengths, **own)
+        intermediate = None if middle is None else self._middle_log_probs(middle, **sides)
+        log_probs = self.frame_log_probs(states, **sides)
+        return Predictions(states, log_probs, intermediate, lengths, logits)
 
-    def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.encoder.backbone(*self._inputs(audio, audio_lengths, None, self.tail_samples))
+    def encode(
+        self, audio: Tensor, audio_lengths: Tensor, **sides: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        own = self._sides_of_backbone(sides)
+        inputs = self._inputs(audio, audio_lengths, None, self.tail_samples)
+        return self.encoder.backbone(*inputs, **own)
+
+    def _sides_of_backbone(self, sides: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return those of the side inputs that the encoder's last part takes.
+
+        Raises ConfigError for one that no part takes, since it would have no effect.
+        """
+        backbone = self.encoder.backbone
+        own = sides_of(backbone.module, sides)
+        taken = own.keys() | sides_of(self.linear_stack, sides).keys()
+        for name in sides:
+            if name not in taken and not name.endswith(LENGTHS_SUFFIX):
+                raise ConfigError(
+                    f"The side input `{name}` has no effect: neither `{backbone.name}` nor "
+                    "`linear_stack` has it among the arguments of `forward`.",
+                    keys=("model",),
+                )
+        return own
 
     def _inputs(
         self, audio: Tensor, lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
@@ -133,25 +161,31 @@ class AsrModel(AcousticModel):
             lengths = lengths.clamp(min=context)
         return self.encoder.inputs(audio, lengths, spec_augment, tail)
 
-    def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(
+        self, audio: Tensor, audio_lengths: Tensor, **sides: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""
-        states, frame_lengths = self.encode(audio, audio_lengths)
-        return self.frame_log_probs(states), frame_lengths
+        states, frame_lengths = self.encode(audio, audio_lengths, **sides)
+        return self.frame_log_probs(states, **sides), frame_lengths
 
     @property
     def samples_per_frame(self) -> int:
         return self.encoder.subsampling.stride
 
-    def frame_log_probs(self, states: Tensor) -> Tensor:
+    def frame_log_probs(self, states: Tensor, **sides: Tensor) -> Tensor:
         """Return ln p of every token at every frame, in float32: (B, U, D) -> (B, U, V)."""
-        logits: Tensor = self.ctc_lin(self.linear_stack(states))
+        logits: Tensor = self.ctc_lin(self._stack(states, sides))
         return logits.float().log_softmax(-1)
 
-    def _middle_log_probs(self, states: Tensor) -> Tensor:
+    def _stack(self, states: Tensor, sides: Mapping[str, Tensor]) -> Tensor:
+        stacked: Tensor = self.linear_stack(states, **sides_of(self.linear_stack, sides))
+        return stacked
+
+    def _middle_log_probs(self, states: Tensor, **sides: Tensor) -> Tensor:
         """Score tokens in the middle of the encoder by `seq_lin`, unless it is a decoder's head."""
         if self.seq_lin is None or self.has_decoder:
-            return self.frame_log_probs(states)
-        logits: Tensor = self.seq_lin(self.linear_stack(states))
+            return self.frame_log_probs(states, **sides)
+        logits: Tensor = self.seq_lin(self._stack(states, sides))
         return logits.float().log_softmax(-1)
 
     def decoder_log_probs(self, tokens: Tensor, states: Tensor, frame_lengths: Tensor) -> Tensor:

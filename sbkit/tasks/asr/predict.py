@@ -19,6 +19,7 @@ from functools import partial
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, Self, cast
 
 from sbkit.audio.channels import Downmixer
@@ -30,6 +31,7 @@ from sbkit.base.messages import listed, printable
 from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
+from sbkit.bundle.side_inputs import SideField, SideInputs
 from sbkit.bundle.task import ClipBatch
 from sbkit.decoding.pool import Alternative, DecoderInput, RecognizedClip, join_recognitions
 from sbkit.runtime.batch_shapes import BatchShapes
@@ -44,6 +46,8 @@ from sbkit.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 Channel = int | Literal["each"] | None
+EncodeSegments = Callable[[Sequence[Samples], Sequence[SideInputs]], list[Encoded]]
+NO_ROW: Mapping[str, Any] = MappingProxyType({})
 
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
@@ -67,7 +71,8 @@ class OverlapJoiner:
     """Run the encoder on the segments of inputs, and join its output where they overlap."""
 
     bundle: AsrBundle[ModelThread]
-    encode: Callable[[Sequence[Samples]], list[Encoded]]  # takes any number of segments
+    encode: EncodeSegments  # takes any number of segments
+    sides: Sequence[SideInputs] = ()  # of the input, if the model has side inputs
     frames_to_skip: int = 0  # of the next segment, which belong to the previous one
 
     def decoder_inputs(self, segments: Sequence[Segment]) -> list[DecoderInput]:
@@ -78,7 +83,8 @@ class OverlapJoiner:
         bundle = self.bundle
         frame_samples = bundle.model.samples_per_frame
         rate, silent_ids = bundle.config.sample_rate, bundle.tokenizer.silent_ids
-        outputs = self.encode([segment.samples for segment in segments])
+        sides = [*self.sides] * len(segments)
+        outputs = self.encode([segment.samples for segment in segments], sides)
         inputs: list[DecoderInput] = []
         for segment, encoded in zip(segments, outputs, strict=True):
             if segment.start == 0:  # of a new input; an error may have ended the last one
@@ -117,7 +123,7 @@ class Transcriber(ReopenedWhenUnpickled):
         times: bool = True,
         read_ahead_seconds: float = READ_AHEAD_SECONDS,
         detector: VoiceDetector | None = None,
-        encode: Callable[[Sequence[Samples]], list[Encoded]] | None = None,
+        encode: EncodeSegments | None = None,
     ) -> None:
         """Use an open bundle.
 
@@ -162,6 +168,11 @@ class Transcriber(ReopenedWhenUnpickled):
     def tokenizer(self) -> Tokenizer:
         return self._bundle.tokenizer
 
+    @property
+    def side_fields(self) -> Mapping[str, SideField]:
+        """The values that the model takes beside audio."""
+        return self._bundle.task.side_fields
+
     def transcribe(
         self,
         audio: AudioLike,
@@ -170,6 +181,7 @@ class Transcriber(ReopenedWhenUnpickled):
         channel: Channel = None,
         nbest: int = 0,
         keep_truncated: bool = False,
+        row: Mapping[str, Any] = NO_ROW,
     ) -> Transcript:
         """Transcribe audio, in any form that `stream_input` takes.
 
@@ -179,9 +191,15 @@ class Transcriber(ReopenedWhenUnpickled):
         nbest: up to this many of the most probable texts are in `nbest`, and the first is the text.
             A model that decodes greedily uses beam search for them.
         keep_truncated: whether a truncated file is transcribed to its end instead of being refused.
+        row: what the model takes beside the audio, by the names of its task's `side_fields`.
         """
         (transcript,) = self.stream(
-            [audio], sample_rate, channel=channel, nbest=nbest, keep_truncated=keep_truncated
+            [audio],
+            sample_rate,
+            channel=channel,
+            nbest=nbest,
+            keep_truncated=keep_truncated,
+            row=row,
         )
         if isinstance(transcript, SbkitError):
             raise transcript
@@ -212,6 +230,7 @@ class Transcriber(ReopenedWhenUnpickled):
         channel: Channel = None,
         nbest: int = 0,
         keep_truncated: bool = False,
+        row: Mapping[str, Any] = NO_ROW,
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each input, or its error, in their order.
 
@@ -225,6 +244,7 @@ class Transcriber(ReopenedWhenUnpickled):
         channel: of every input, as for `transcribe`. The calls come channel by channel.
         nbest: how many of the most probable texts each transcript has, as for `transcribe`.
         keep_truncated: as for `transcribe`.
+        row: as for `transcribe`, of all inputs.
         """
         if nbest and channel == EACH:
             raise DataError("`nbest` is for one channel, or for their downmix.")
@@ -232,8 +252,8 @@ class Transcriber(ReopenedWhenUnpickled):
         if hotwords and self._bundle.task.decodes_frames:
             hotwords, _ = self._bundle.split_phrases(hotwords)
         times = channel == EACH or (self._times if times is None else times)
-        request = ClipBatch(clips=(), times=times, phrases=hotwords, nbest=nbest)
-        joiner = OverlapJoiner(self._bundle, self._encode)
+        request = ClipBatch(clips=(), rows=[row], times=times, phrases=hotwords, nbest=nbest)
+        joiner = OverlapJoiner(self._bundle, self._encode, self._bundle.side_inputs([row], 1))
         recognized: list[RecognizedClip] = []  # the segments of the present input
         last_character = ""  # of the text of the present input
         channel_transcripts: list[Transcript] = []  # of the present input
@@ -267,15 +287,20 @@ class Transcriber(ReopenedWhenUnpickled):
                     last_character = ""
 
     def encode(
-        self, audio: AudioLike, sample_rate: float | None = None, *, channel: int | None = None
+        self,
+        audio: AudioLike,
+        sample_rate: float | None = None,
+        *,
+        channel: int | None = None,
+        row: Mapping[str, Any] = NO_ROW,
     ) -> Iterator[tuple[Segment, DecoderInput]]:
         """Yield the segments of an input with their log-probabilities, and decode nothing.
 
-        audio, sample_rate: as for `transcribe`.
+        audio, sample_rate, row: as for `transcribe`.
         channel: counted from 0; None: all are downmixed.
         """
         self._bundle.task.require_frames("Alignment")
-        joiner = OverlapJoiner(self._bundle, self._encode)
+        joiner = OverlapJoiner(self._bundle, self._encode, self._bundle.side_inputs([row], 1))
         results = self._read([audio], sample_rate, channel)
         for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
             segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
@@ -352,10 +377,13 @@ class Transcriber(ReopenedWhenUnpickled):
         clips = [segment.samples for segment in segments]
         if task.decodes_frames:
             encode = partial(joiner.decoder_inputs, segments)
-            return [*task.predict(bundle, replace(request, clips=clips, encode=encode))]
+            rows = [*request.rows] * len(clips)
+            batch = replace(request, clips=clips, rows=rows, encode=encode)
+            return [*task.predict(bundle, batch)]
         by_index: dict[int, RecognizedClip] = {}
         for indices in self._shapes.batches([*map(len, clips)]):
-            batch = replace(request, clips=[clips[index] for index in indices])
+            rows = [*request.rows] * len(indices)
+            batch = replace(request, clips=[clips[index] for index in indices], rows=rows)
             for index, recognized in zip(indices, task.predict(bundle, batch), strict=True):
                 by_index[index] = recognized.later(self._seconds(segments[index].start))
         return [by_index[index] for index in range(len(segments))]

@@ -83,7 +83,10 @@ class AsrTask(Task):
 
     def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[RecognizedClip]:
         """Decode CTC's log-probabilities of clips with the decoder of an open bundle."""
-        inputs = bundle.decoder_inputs(batch.clips) if batch.encode is None else batch.encode()
+        if batch.encode is None:
+            inputs = bundle.decoder_inputs(batch.clips, batch.rows)
+        else:
+            inputs = batch.encode()
         inputs = [replace(item, phrases=batch.phrases, nbest=batch.nbest) for item in inputs]
         recognized: list[RecognizedClip] = bundle.decoder_pool.decode(
             inputs, with_times=batch.times

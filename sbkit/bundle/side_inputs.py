@@ -1,0 +1,101 @@
+"""Side inputs: what a network takes beside audio, such as the voice of a target speaker.
+
+    columns of a table | options of a command | fields of a request -> the fields of the task
+        -> its `side_inputs` -> arrays by name for each clip -> padded arrays for a batch
+
+Legend: B clips, S samples, N entries of an array.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sbkit.audio.io import Samples, read_audio, to_samples
+from sbkit.base.arrays import Array
+from sbkit.base.errors import DataError
+
+SideInputs = Mapping[str, Array]  # of a clip, by the names of the network's arguments
+SIDE_SHAPES = "side_shapes"  # in config.json and in checkpoints: types and shapes of an example
+LENGTHS_SUFFIX = "_lengths"
+MAX_CACHED_FILES = 64  # of audio: the clips of a speaker often have the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideField:
+    """A value that a task reads for each clip: a column, an option `--side`, or a form field.
+
+    kind: "audio" is the path of a file in a table or an option, and a file in a request; the task
+        gets its samples (S,) at the model's rate.
+    default: of a text that is missing or empty; None: there must be one.
+    """
+
+    kind: Literal["text", "audio"] = "text"
+    default: str | None = None
+
+
+def read_fields(
+    fields: Mapping[str, SideField], row: Mapping[str, Any], *, sample_rate: int
+) -> dict[str, Any]:
+    """Return the values of fields for a clip: texts, and samples (S,).
+
+    row: strings by name; audio may also be an array at the model's rate.
+
+    Raises DataError for a field without a value, and for a file that is no audio.
+    """
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        value = row.get(name)
+        if value is None or (isinstance(value, str) and not value):
+            value = field.default
+        if value is None:
+            clip = f"the clip {row['id']}" if "id" in row else "the audio"
+            raise DataError(
+                f"This model needs `{name}` beside the audio, but {clip} has none. Add a column to "
+                f"the table, --side {name}=VALUE to `sbkit transcribe`, or a field to the request."
+            )
+        if field.kind == "audio":
+            if isinstance(value, str | Path):
+                value = _read_file(str(value), sample_rate)
+            else:
+                value = to_samples(value)
+        values[name] = value
+    return values
+
+
+@lru_cache(maxsize=MAX_CACHED_FILES)
+def _read_file(path: str, sample_rate: int) -> Samples:
+    return read_audio(path, sample_rate)
+
+
+def stack_side_inputs(clips: Sequence[SideInputs]) -> dict[str, Array]:
+    """Pad the side inputs of clips to a batch: numbers become (B,), arrays (N, ...) (B, N, ...).
+
+    The lengths N are added as `NAME_lengths` (B,).
+    """
+    batch: dict[str, Array] = {}
+    for name in clips[0] if clips else ():
+        arrays = [np.asarray(clip[name]) for clip in clips]
+        if not arrays[0].ndim:
+            batch[name] = np.stack(arrays)
+            continue
+        lengths = np.array([len(array) for array in arrays])
+        padded = np.zeros((len(arrays), lengths.max(), *arrays[0].shape[1:]), arrays[0].dtype)
+        for row, array in zip(padded, arrays, strict=True):
+            row[: len(array)] = array
+        batch |= {name: padded, f"{name}{LENGTHS_SUFFIX}": lengths}
+    return batch
+
+
+def shapes_of(clip: SideInputs) -> dict[str, Any]:
+    """Return the types and the shapes of a clip's side inputs as plain data."""
+    arrays = {name: np.asarray(value) for name, value in clip.items()}
+    return {name: [str(a.dtype), *a.shape] for name, a in arrays.items()}
+
+
+def make_zeros(shapes: Mapping[str, Any]) -> dict[str, Array]:
+    """Return side inputs of zeros with the types and shapes of `shapes_of`."""
+    return {name: np.zeros(shape, dtype) for name, (dtype, *shape) in shapes.items()}
