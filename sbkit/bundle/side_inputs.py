@@ -7,34 +7,21 @@ Legend: B clips, S samples, N entries of an array.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from sbkit.audio.io import Samples, read_audio, to_samples
 from sbkit.base.arrays import Array
 from sbkit.base.errors import DataError
+from sbkit.bundle.task import SideField
 
 SideInputs = Mapping[str, Array]  # of a clip, by the names of the network's arguments
 SIDE_SHAPES = "side_shapes"  # in config.json and in checkpoints: types and shapes of an example
 LENGTHS_SUFFIX = "_lengths"
 MAX_CACHED_FILES = 64  # of audio: the clips of a speaker often have the same
-
-
-@dataclass(frozen=True, kw_only=True)
-class SideField:
-    """A value that a task reads for each clip: a column, an option `--side`, or a form field.
-
-    kind: "audio" is the path of a file in a table or an option, and a file in a request; the task
-        gets its samples (S,) at the model's rate.
-    default: of a text that is missing or empty; None: there must be one.
-    """
-
-    kind: Literal["text", "audio"] = "text"
-    default: str | None = None
 
 
 def read_fields(

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.imports import dotted_path
-from sbkit.bundle.side_inputs import SideField
 from sbkit.logs.metric import LOSS_METRIC, Metrics
 
 Labels = Any  # the object that a task makes from its label file
@@ -71,6 +70,19 @@ class ClipBatch:
     nbest: int = 0
     with_greedy: bool = False
     encode: Callable[[], Sequence[Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideField:
+    """A value that a task reads for each clip: a column, an option `--side`, or a form field.
+
+    kind: "audio" is the path of a file in a table or an option, and a file in a request; the task
+        gets its samples (S,) at the model's rate.
+    default: of a text that is missing or empty; None: there must be one.
+    """
+
+    kind: Literal["text", "audio"] = "text"
+    default: str | None = None
 
 
 class Task:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,11 @@ def test_text_collate_refuses_an_id_outside_the_vocabulary(
 
 def test_batch_to_moves_all_but_lengths(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
     batch = collate(store, tokenizer, [0, 1])
-    fields = vars(batch.to(torch.device("meta")))
+    side = torch.zeros(2)
+    batch = replace(batch, sides={"voice": side, "voice_lengths": side})
+    fields = dict(vars(batch.to(torch.device("meta"))))
+    sides = fields.pop("sides")
+    assert (sides["voice"].device.type, sides["voice_lengths"]) == ("meta", side)
     moved_names = {name for name, value in fields.items() if value is not getattr(batch, name)}
     assert moved_names == {"audio", "decoder_tokens", "tokens", "weights"}
     assert all(fields[name].device.type == "meta" for name in moved_names)

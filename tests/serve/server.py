@@ -90,10 +90,10 @@ class RunningServer:
         """
         start, end, encode = threading.Event(), threading.Event(), self.model.encode
 
-        def wait(clips: Sequence[Samples]) -> list[Encoded]:
+        def wait(clips: Sequence[Samples], sides: Any = ()) -> list[Encoded]:
             start.set()
             end.wait()
-            return encode(clips)
+            return encode(clips, sides)
 
         self.model.encode = wait  # type: ignore[method-assign]
         try:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import DataError
-from sbkit.bundle.side_inputs import SideField
+from sbkit.bundle.task import SideField
 from sbkit.models.transformer import Transformer
 from sbkit.tasks.asr.task import AsrTask
 

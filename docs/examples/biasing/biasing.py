@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
-from sbkit.bundle.side_inputs import SideField
+from sbkit.bundle.task import SideField
 from sbkit.tasks.asr.task import AsrTask
 
 MAX_TOKENS = 16  # of a phrase

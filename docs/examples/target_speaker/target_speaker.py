@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.lengths import length_mask
-from sbkit.bundle.side_inputs import SideField
+from sbkit.bundle.task import SideField
 from sbkit.tasks.asr.task import AsrTask
 
 

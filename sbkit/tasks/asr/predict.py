@@ -31,8 +31,8 @@ from sbkit.base.messages import listed, printable
 from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
-from sbkit.bundle.side_inputs import SideField, SideInputs
-from sbkit.bundle.task import ClipBatch
+from sbkit.bundle.side_inputs import SideInputs
+from sbkit.bundle.task import ClipBatch, SideField
 from sbkit.decoding.pool import Alternative, DecoderInput, RecognizedClip, join_recognitions
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import ModelThread, ReopenedWhenUnpickled, model_errors
