@@ -76,7 +76,7 @@ class RunDescription:
         values: the values of the YAML by dotted path, with every reference resolved.
         references: the text of each reference in the YAML, by dotted path.
         data: the hash of each split; None if not known yet.
-        labels: the hash of the label file; None if not known yet.
+        labels: the hash of each file of labels; None if not known yet.
         helpers: hashes of the frozen modules beside the model, by name; None if not known yet.
         is_repeatable: whether another run has the same figures; not if the clock ends it.
         modules, files: the hashes that `hash_dependencies` returns. One that either run lacks is
@@ -87,7 +87,7 @@ class RunDescription:
     values: Mapping[str, Any]
     references: Mapping[str, str]
     data: Mapping[str, str] | None = None
-    labels: str | None = None
+    labels: Mapping[str, str] | None = None
     helpers: Mapping[str, str] | None = None
     is_repeatable: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def describe_spec(
     spec: RunSpec,
     *,
     data: Mapping[str, str] | None = None,
-    label_file: bytes | None = None,
+    label_files: Mapping[str, bytes] | None = None,
     helpers: Mapping[str, str] | None = None,
     dependencies: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
 ) -> RunDescription:
@@ -112,7 +112,7 @@ def describe_spec(
     The run folder is written as <output_folder> in paths, because it may be moved.
 
     data: the fingerprints of its splits.
-    label_file: the content of its label file.
+    label_files: the contents of its files of labels, by name.
     helpers: hashes of the frozen modules beside the model.
     dependencies: the result of `hash_dependencies`.
     """
@@ -131,7 +131,9 @@ def describe_spec(
         values=json.loads(json.dumps(values, default=str)),
         references={dotted(keys): f"{tag_of(node)} {text_of(node)}" for keys, node in references},
         data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
-        labels=None if label_file is None else hashlib.sha256(label_file).hexdigest(),
+        labels=None
+        if label_files is None
+        else {name: hashlib.sha256(content).hexdigest() for name, content in label_files.items()},
         helpers=helpers,
         is_repeatable=not values.get("max_minutes"),
         modules=modules,
@@ -148,7 +150,7 @@ def differences(before: RunDescription, now: RunDescription) -> list[Difference]
     before = _rename_files(before, now)
     differing = [
         *_hash_differences("the data of `{}`", before.data, now.data),
-        *_hash_differences("the file of labels", before.labels, now.labels),
+        *_hash_differences("the labels in {}", before.labels, now.labels),
         *_hash_differences("the helper `{}`", before.helpers, now.helpers),
     ]
     for name in sorted(before.modules.keys() & now.modules.keys()):
@@ -270,15 +272,14 @@ def _list(differing: Sequence[Difference]) -> str:
 
 
 def _hash_differences(
-    name: str, before: Mapping[str, str] | str | None, now: Mapping[str, str] | str | None
+    name: str, before: Mapping[str, str] | None, now: Mapping[str, str] | None
 ) -> Iterator[Difference]:
     """Yield the hashes that differ, if they are known for both runs.
 
     name: may contain {} for the key of a hash.
     """
     if before is not None and now is not None:
-        old, new = ({"": hash} if isinstance(hash, str) else hash for hash in (before, now))
-        for difference in _compare(old, new):
+        for difference in _compare(before, now):
             yield difference._replace(name=name.format(difference.name))
 
 

@@ -325,7 +325,8 @@ def collect_files(
     if task.label_file is not None:
         file = run / task.label_file
         files[file.name] = read_file(file)
-        if read_description(run).labels != hashlib.sha256(files[file.name]).hexdigest():
+        digests = read_description(run).labels or {}
+        if digests.get(file.name) != hashlib.sha256(files[file.name]).hexdigest():
             raise BundleError(f"{file} has changed since the run was trained.")
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
     for file in map(run.joinpath, task.further_files.values()):

@@ -80,7 +80,7 @@ class Recipe:
     def prepare_labels(self, settings: Settings, splits: Splits) -> Any:
         """Make the labels, such as a list of classes, and return them; None without labels.
 
-        Their file is written into the run folder, where the YAML opens it.
+        Each file that it writes into `output_folder` is one of the run, where the YAML opens it.
         """
         return None
 

@@ -193,10 +193,13 @@ class PreparedRun(RunData):
 
 def describe_run(data: RunData, helpers: Mapping[str, str] | None = None) -> RunDescription:
     """Describe a run whose data is prepared; `helpers` are those of its Brain."""
+    # Language models may be made again, and the record lists the other files.
+    others = (LANGUAGE_MODELS_FILE, LABEL_RECORD_FILE)
+    label_files = {k: content for k, content in data.label_files.items() if k not in others}
     return describe_spec(
         data.spec,
         data=data.splits.fingerprints,
-        label_file=data.label_files.get(data.recipe.task.label_file or ""),
+        label_files=label_files or None,
         helpers=helpers,
         dependencies=hash_dependencies(data.spec),
     )
@@ -323,18 +326,20 @@ def prepare_labels(
 ) -> tuple[Any, Mapping[str, bytes]]:
     """Open the labels of the task; make them if the run folder has none.
 
-    A file that an earlier start has made of other inputs is made again, unless a checkpoint was
-    trained with it. A file of the user's is kept. Language models name their inputs themselves.
+    All files that the recipe writes are the run's. A file that an earlier start has made of other
+    inputs is made again, unless a checkpoint was trained with it. A file of the user's is kept.
+    Language models name their inputs themselves.
 
     Returns them with the contents of their files, of those of the run folder or of new ones.
     """
-    further_files = recipe.task.further_files.values()
-    names = [*filter(None, (recipe.task.label_file, LANGUAGE_MODELS_FILE, *further_files))]
     # Rank 0 has made what the others find.
     is_first = rank() == 0 and not has_checkpoint(spec.folder)
     made_from = digest_label_inputs(spec, recipe, splits) if is_first else None
     record = LabelRecord.read(spec.folder)
     given_names = {LANGUAGE_MODELS_FILE}
+    further_files = recipe.task.further_files.values()
+    known = (recipe.task.label_file, LANGUAGE_MODELS_FILE, *further_files, *record.files)
+    names = dict.fromkeys(filter(None, known))
     with TemporaryDirectory(prefix="sbkit-labels") as scratch:
         for name in names:
             if not (file := spec.folder / name).is_file():
@@ -348,7 +353,7 @@ def prepare_labels(
             shutil.copyfile(file, Path(scratch, name))
         settings = spec.settings.with_values({OUTPUT_FOLDER: scratch})
         labels = recipe.prepare_labels(settings, splits)
-        files = [file for name in names if (file := Path(scratch, name)).is_file()]
+        files = sorted(file for file in Path(scratch).iterdir() if file.is_file())
         contents = {file.name: file.read_bytes() for file in files}
         if made_from is not None and files:
             sums = {file.name: checksum(file) for file in files if file.name not in given_names}

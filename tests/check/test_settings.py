@@ -241,7 +241,7 @@ def test_replaced_tokenizer_is_found(workplace: Workplace, trained: Path, tmp_pa
     swapped[first], swapped[second] = model[second], model[first]  # the letters under other ids
     (run / "tokenizer.model").write_bytes(swapped)
     (finding,) = check_resumed(workplace, run)
-    assert "the file of labels: " in finding.problem
+    assert "the labels in tokenizer.model: " in finding.problem
     assert finding.stops
     before = contents_of(run, "lm.*")
     models = ("--word_lm_order=2", "--token_lm_order=2")

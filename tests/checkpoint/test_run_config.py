@@ -67,7 +67,7 @@ def declare(
 ) -> RunDescription:
     yaml = folder / "run.yaml"
     yaml.write_text(text)
-    return describe_spec(read_spec(yaml, overrides), data=data, label_file=labels)
+    return describe_spec(read_spec(yaml, overrides), data=data, label_files={"labels.txt": labels})
 
 
 def begun(folder: Path) -> Path:
@@ -253,7 +253,7 @@ def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"labels": b"xyz"}, "1 thing differs (the file of labels: "),
+        ({"labels": b"xyz"}, "1 thing differs (the labels in labels.txt: "),
         ({"language": "de"}, "1 thing differs (language: en before, de now)"),
         ({"data": {**DATA, "train": "c" * 64}}, "the data of `train`: aaaa"),
         ({"data": None, "data_folder": "/other"}, "data_folder: null before, /other now"),
