@@ -281,12 +281,13 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
     steps = run.sampler.steps()
     planner = run.sampler.sampler
     if not isinstance(planner, TrainSampler):
-        planner.set_epoch(run.last_epoch)
-        if [*islice(steps, MAX_COMPARED_STEPS)] != [*islice(planner.steps(), MAX_COMPARED_STEPS)]:
+        again = run.sampler.plan_again()
+        if [*islice(steps, MAX_COMPARED_STEPS)] != [*islice(again, MAX_COMPARED_STEPS)]:
             yield run.finding(
                 "recipe",
                 problem=f"The recipe's sampler plans epoch {run.last_epoch} in two ways",
-                fix="Draw only by numpy.random.default_rng((seed, epoch)).",
+                fix="Draw only by numpy.random.default_rng((seed, epoch)). What a plan takes from "
+                "training must be in `state_dict` and `load_state_dict` of the sampler.",
             )
     batch_seconds = run.spec.settings["batch_seconds"]
     num_processes = run.num_processes

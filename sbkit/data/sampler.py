@@ -9,20 +9,25 @@ if they were the whole corpus. With a mix, every window has an equal share of ea
 are more windows if a source repeats, so that a batch rarely has the same utterance twice.
 """
 
+import hashlib
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
+import torch
 from torch.utils.data import Sampler
 
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.mix import MixSource
+from sbkit.distributed.ranks import gather_over_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,21 @@ class StepSampler(Protocol):
 
     def steps(self) -> Sequence[MicroBatch]:
         """Return the examples of each step, of all ranks together."""
+
+
+@runtime_checkable
+class StatefulSampler(StepSampler, Protocol):
+    """A sampler whose plans also depend on what was trained, such as the losses of utterances.
+
+    Its state is saved with each checkpoint. All processes must plan the same steps, so whatever
+    one of them has seen is gathered first (`sbkit.distributed.ranks.gather_over_ranks`).
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: numbers, texts and tensors, in lists and dictionaries."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Replace the state by one of `state_dict`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,6 +358,8 @@ class RankSampler(Sampler[MicroBatch]):
         self._accumulation = accumulation
         self._epoch, self._start = 0, 0
         self._planned: tuple[int, Sequence[MicroBatch]] | None = None
+        # Of a sampler with a state: the epoch that is planned, and the state that planned it
+        self._plan_epoch, self._plan_state = 0, dict[str, Any]()
         # Called with the steps of an epoch before its first step is dealt
         self.on_epoch: Callable[[Iterator[MicroBatch]], None] = lambda steps: None
 
@@ -372,14 +394,55 @@ class RankSampler(Sampler[MicroBatch]):
 
     def steps(self) -> Sequence[MicroBatch]:
         if self._planned is None or self._planned[0] != self._epoch:
-            self.sampler.set_epoch(self._epoch)
-            steps = self.sampler.steps()
+            steps = self.plan_again()
             if not len(steps) or not step_sizes(steps).all():
                 raise ConfigError(
                     "The sampler of the recipe planned an epoch without steps, or an empty step."
                 )
+            if not isinstance(self.sampler, TrainSampler):
+                digests = gather_over_ranks(digest_steps(steps))
+                if len({*digests}) > 1:
+                    raise ConfigError(
+                        f"The sampler of the recipe plans other steps of epoch {self._epoch} on "
+                        "other processes. Gather what its plan depends on: "
+                        "sbkit.distributed.ranks.gather_over_ranks"
+                    )
             self._planned = self._epoch, steps
         return self._planned[1]
+
+    def plan_again(self) -> Sequence[MicroBatch]:
+        """Plan the epoch, with the state at its beginning; the state of now stays."""
+        sampler = self.sampler
+        sampler.set_epoch(self._epoch)
+        if not isinstance(sampler, StatefulSampler):
+            return sampler.steps()
+        state = deepcopy(sampler.state_dict())
+        if self._plan_epoch != self._epoch:
+            self._plan_epoch, self._plan_state = self._epoch, state
+        sampler.load_state_dict(deepcopy(self._plan_state))
+        steps = sampler.steps()
+        sampler.load_state_dict(state)
+        return steps
+
+    def save(self, file: Path) -> None:
+        """Save the state of the sampler, now and at the beginning of the planned epoch."""
+        assert isinstance(self.sampler, StatefulSampler)
+        state = self.sampler.state_dict()
+        torch.save({"now": state, "epoch": self._plan_epoch, "then": self._plan_state}, file)
+
+    def load(self, file: Path, end_of_epoch: bool) -> None:
+        """Load what `save` has saved; ``end_of_epoch`` makes no difference."""
+        assert isinstance(self.sampler, StatefulSampler)
+        saved = torch.load(file, weights_only=True)
+        self._plan_epoch, self._plan_state = saved["epoch"], saved["then"]
+        self.sampler.load_state_dict(saved["now"])
+        self._planned = None
+
+
+def digest_steps(steps: Sequence[MicroBatch]) -> str:
+    """Return a hash of the examples of steps."""
+    content = repr([[(e.rows, e.samples, e.percent, e.weight) for e in step] for step in steps])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 class EvalSampler(Sampler[MicroBatch]):

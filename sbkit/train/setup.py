@@ -80,7 +80,7 @@ from sbkit.config.keys import KEYS, Key
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Collate, CollateWithSides, Loaders, UtteranceDataset, user_columns
 from sbkit.data.forgetting import find_forgotten
-from sbkit.data.sampler import RankSampler
+from sbkit.data.sampler import RankSampler, StatefulSampler
 from sbkit.data.splits import Splits
 from sbkit.data.work_units import short_digest
 from sbkit.decoding.beam import BeamDecoder
@@ -270,6 +270,9 @@ def build_run(data: RunData, placement: Placement) -> PreparedRun:
     dealer = loaders.train.batch_sampler
     if isinstance(dealer, RankSampler):
         dealer.use(recipe.make_sampler(hparams, loaders.splits, dealer.sampler))
+        if isinstance(dealer.sampler, StatefulSampler):
+            hooks = {"custom_save_hook": RankSampler.save, "custom_load_hook": RankSampler.load}
+            hparams["checkpointer"].add_recoverable("sampler", dealer, **hooks)
     elif type(recipe).make_sampler is not Recipe.make_sampler:
         raise ConfigError(
             "`make_sampler` of the recipe has no effect on the training loader of its own "
