@@ -9,7 +9,6 @@ consequences.
 import gc
 import logging
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from speechbrain.utils.distributed import MainProcessContext
 from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.libraries import place_of
 from sbkit.base.messages import nearest, plural
 from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.check import cost, data, dry_run, exported, parameters, settings
@@ -226,7 +226,8 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
         yield Finding(
             check=name,
             where=spec.place(),
-            problem=f"The check `{name}` did not complete ({type(error).__name__}: {error})",
+            problem=f"The check `{name}` did not complete ({type(error).__name__}: {error}"
+            f"{place_of(error)})",
             stops=False,
         )
 
@@ -237,11 +238,8 @@ def _to_finding(error: Exception, spec: RunSpec, check: str) -> Finding:
     An error of the data without file and key is at the key of the data.
     """
     if not isinstance(error, SbkitError):
-        *_, call = traceback.extract_tb(error.__traceback__)
-        error = ConfigError(
-            f"The run cannot be made: {type(error).__name__}: {error}, in line {call.lineno} of "
-            f"{call.filename}."
-        )
+        fault = f"{type(error).__name__}: {error}{place_of(error)}"
+        error = ConfigError(f"The run cannot be made: {fault}.")
     keys = error.keys or (("data_folder",) if isinstance(error, DataError) else ())
     misspelled: list[str] = []
     if isinstance(error, MissingSettingError):

@@ -22,6 +22,7 @@ from sbkit.audio.random_draws import seeded_draws
 from sbkit.audio.segments import max_unsegmented_samples
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
+from sbkit.base.libraries import place_of
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
 from sbkit.base.threads_and_memory import return_freed_memory
@@ -275,7 +276,8 @@ class RealSteps:
             if "same device" in reason:
                 fix = " Make it a buffer of a module in `model`, or declare it in `helpers`."
             raise DeviceError(
-                f"A training step on {brain.device} raised {type(error).__name__} ({reason}).{fix}"
+                f"A training step on {brain.device} raised {type(error).__name__} ({reason}"
+                f"{place_of(error)}).{fix}"
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()

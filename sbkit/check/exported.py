@@ -6,7 +6,6 @@
 Legend: S samples, U frames, V vocabulary.
 """
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
+from sbkit.base.libraries import place_of
 from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.side_inputs import SIDE_SHAPES
@@ -98,11 +98,10 @@ def _try_task(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
         (prediction,) = task.predict(bundle, batch)
         task.result(prediction, row, config=bundle.config)
     except Exception as error:  # whatever a task of the user's raises
-        *_, call = traceback.extract_tb(error.__traceback__)
         yield run.finding(
             "recipe",
             problem=f"`predict` or `result` of {task.name} fails for the clip {row['id']} "
-            f"({type(error).__name__}: {error}, in line {call.lineno} of {call.filename})",
+            f"({type(error).__name__}: {error}{place_of(error)})",
         )
 
 

@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError, SbkitError
+from sbkit.base.libraries import place_of
 from sbkit.base.torch_internals import keep_device_guard
 from sbkit.runtime.onnx_model import BatchLogProbs
 
@@ -72,7 +73,7 @@ def trace(
         except Exception as error:  # a user's part may use anything
             raise BundleError(
                 "torch.export cannot trace this model for any batch size and length: it raised "
-                f"{type(error).__name__} ({str(error)[:300]})."
+                f"{type(error).__name__} ({str(error)[:300]}{place_of(error)})."
             ) from error
 
 

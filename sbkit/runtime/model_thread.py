@@ -21,6 +21,7 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Float64s, Int64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError, translate
+from sbkit.base.libraries import place_of
 from sbkit.base.machine import usable_cores
 from sbkit.base.workers import ThreadPool, start_anew_in_forks
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, EffectiveRuntime, Encoded, ModelState
@@ -238,5 +239,8 @@ def model_errors(audio: object) -> AbstractContextManager[None]:
     return translate(
         Exception,  # the user's parts of a bundle may raise anything
         BundleError,
-        lambda error: f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}.",
+        lambda error: (
+            f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}"
+            f"{place_of(error)}."
+        ),
     )

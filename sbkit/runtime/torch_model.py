@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, Int64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError, translate
+from sbkit.base.libraries import place_of
 from sbkit.base.torch_internals import (
     create_cuda_graph_store,
     keep_device_guard,
@@ -412,7 +413,7 @@ def assemble(contents: BundleContents, user_modules: frozenset[str]) -> tuple[An
         BundleError,
         lambda error: (
             f"The parts of this bundle do not fit {model_class.__name__}: "
-            f"{type(error).__name__} ({str(error)[:200]})."
+            f"{type(error).__name__} ({str(error)[:200]}{place_of(error)})."
         ),
     ):
         parts = {

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from sbkit.base.errors import BundleError, ConfigError, translate
+from sbkit.base.libraries import place_of
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
@@ -251,7 +252,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         def describe(error: Exception) -> str:
             return (
                 f"{kind.__name__} cannot be made of {', '.join(parts)} ({type(error).__name__}: "
-                f"{error}). Name the YAML keys that it takes in `parts` of {type(self).__name__}."
+                f"{error}{place_of(error)}). Name the YAML keys that it takes in `parts` of "
+                f"{type(self).__name__}."
             )
 
         with translate((KeyError, TypeError, AttributeError), ConfigError, describe):

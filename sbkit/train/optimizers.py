@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sbkit.base.errors import ConfigError, concerning, translate
+from sbkit.base.libraries import place_of
 from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import Either, OneOf, Range
 from sbkit.checkpoint.weights import part_names_of_model, to_part_name
@@ -142,7 +143,8 @@ def naming_parameters(
         names = listed(refused)
         if not fix:
             names = f"all parameters, such as {next(iter(refused))}" if refused else "their groups"
-        return f"`{key}` raised {type(error).__name__} ({error}) for {names}.{fix}"
+        fault = f"{type(error).__name__} ({error}{place_of(error)})"
+        return f"`{key}` raised {fault} for {names}.{fix}"
 
     keys = tuple(key.split("."))
     return translate(Exception, lambda text: ConfigError(text, keys=keys), describe)

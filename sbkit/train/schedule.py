@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from sbkit.base.errors import ConfigError, concerning
+from sbkit.base.libraries import place_of
 from sbkit.base.ranges import Share
 
 SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
@@ -93,7 +94,7 @@ def parse_schedule(
     except Exception as error:  # a scheduler that needs something else may fail in any way
         raise ConfigError(
             "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
-            f"`lr`, but {name} raised {type(error).__name__} ({error}). {rename}"
+            f"`lr`, but {name} raised {type(error).__name__} ({error}{place_of(error)}). {rename}"
         ) from error
     return schedule
 
