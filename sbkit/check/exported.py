@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.libraries import place_of
+from sbkit.base.machine import ONNX
 from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.side_inputs import SIDE_SHAPES
@@ -31,6 +32,7 @@ from sbkit.checkpoint.weights import check_same_model
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.shard import Row
 from sbkit.export.export import bundle_weights, part_facts
+from sbkit.export.formats import declared_formats
 from sbkit.models.encoder import Predictions
 from sbkit.runtime.torch_model import TorchModel, assemble
 from sbkit.tasks.asr.bundle import as_recognizer
@@ -73,6 +75,7 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         bundle = contents.with_model(model)
         failures = [*_try_task(run, bundle)]
         yield from failures or _compare(run, bundle)
+        yield from _trace(run, bundle)
     except SbkitError as error:
         problem = f"No bundle can hold the model. {error}".rstrip(".")
         stops = recipe.task.has_model or bool(spec.settings["export_formats"])
@@ -103,6 +106,22 @@ def _try_task(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
             problem=f"`predict` or `result` of {task.name} fails for the clip {row['id']} "
             f"({type(error).__name__}: {error}{place_of(error)})",
         )
+
+
+def _trace(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
+    """Find a network of which no ONNX can be made, though the YAML asks for it."""
+    task = bundle.task
+    if ONNX not in declared_formats(run.spec.settings, task):
+        return
+    from sbkit.export.onnx_format import trace_graphs, trace_recognizer  # takes a second
+
+    try:
+        if task.graphs:
+            [*trace_graphs(bundle)]
+        elif task.predicts == "text":
+            trace_recognizer(bundle)
+    except SbkitError as error:
+        yield run.finding("export_formats", problem=str(error).rstrip("."))
 
 
 # ---- does the bundle compute what the Brain validates?

@@ -30,7 +30,14 @@ from sbkit.export.parity import (
     noise_case,
     pad_frames,
 )
-from sbkit.export.trace import EXAMPLE_BATCH, EncodingModel, NetworkModule, WaveformModel, trace
+from sbkit.export.trace import (
+    EXAMPLE_BATCH,
+    EncodingModel,
+    NetworkModule,
+    WaveformModel,
+    as_tuple,
+    trace,
+)
 from sbkit.models.pretrained.whisper import DecoderState, Memory
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
@@ -71,12 +78,8 @@ def write_onnx(bundle: Bundle[TorchModel], folder: Path) -> Sequence[Candidate]:
     candidates: list[Candidate] = []
     if bundle.labels is not None:
         recognizer = as_recognizer(bundle)
-        noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
-        lengths = torch.tensor([rate, rate * 3 // 4, rate // 2])
-        network = bundle.model.network
         has_decoder = recognizer.decoder_tokenizer is not None
-        model_class = EncodingModel if has_decoder else WaveformModel
-        program = trace(model_class(network).eval(), noise, lengths)
+        program = trace_recognizer(bundle, EncodingModel if has_decoder else WaveformModel)
         metadata |= {
             "blank": recognizer.blank,
             "tokens": write_tokens(recognizer, folder).name,
@@ -93,6 +96,16 @@ def write_onnx(bundle: Bundle[TorchModel], folder: Path) -> Sequence[Candidate]:
     if bundle.model.chunks is not None:
         candidates += _write_chunk_graph(bundle, folder, metadata | asdict(bundle.model.chunks))
     return candidates
+
+
+def trace_recognizer(
+    bundle: Bundle[TorchModel], model_class: type[NetworkModule] = WaveformModel
+) -> ExportedProgram:
+    """Trace a recognizer; raise BundleError for one that does not take any size."""
+    rate = bundle.config.sample_rate
+    noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
+    lengths = torch.tensor([rate, rate * 3 // 4, rate // 2])
+    return trace(model_class(bundle.model.network).eval(), noise, lengths)
 
 
 def write_tokens(bundle: AsrBundle[TorchModel], folder: Path) -> Path:
@@ -368,16 +381,13 @@ class MethodModule(NetworkModule):
         self.method = getattr(network, name)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.method(*inputs))
+        return as_tuple(self.method(*inputs))
 
 
-def _write_graphs(bundle: Bundle[TorchModel], folder: Path) -> Iterator[Candidate]:
+def trace_graphs(bundle: Bundle[TorchModel]) -> Iterator[tuple[str, ExportedProgram]]:
+    """Trace each graph of a task; raise BundleError for one that does not take any size."""
     model = bundle.model
-    rate = bundle.config.sample_rate
-    weights = read_checksums(folder.parent).get(WEIGHTS_FILE, "")
-    settings = json.dumps(model.settings)
-    metadata = {"sample_rate": rate, WEIGHTS_SHA256: weights, SETTINGS_JSON: settings}
-    case = noise_case(EXAMPLE_BATCH, 1.0, rate)
+    case = noise_case(EXAMPLE_BATCH, 1.0, bundle.config.sample_rate)
     for name, graph in bundle.task.graphs.items():
         example = graph.arguments(model.run, case.audio, case.lengths)
         dynamic = tuple(  # the first two dimensions, except where they have size 1
@@ -389,6 +399,17 @@ def _write_graphs(bundle: Bundle[TorchModel], folder: Path) -> Iterator[Candidat
             *map(torch.from_numpy, example),
             dynamic_shapes=(dynamic,),  # one entry for `*inputs`
         )
+        yield name, program
+
+
+def _write_graphs(bundle: Bundle[TorchModel], folder: Path) -> Iterator[Candidate]:
+    model = bundle.model
+    rate = bundle.config.sample_rate
+    weights = read_checksums(folder.parent).get(WEIGHTS_FILE, "")
+    settings = json.dumps(model.settings)
+    metadata = {"sample_rate": rate, WEIGHTS_SHA256: weights, SETTINGS_JSON: settings}
+    for name, program in trace_graphs(bundle):
+        graph = bundle.task.graphs[name]
         file = folder / f"{name}.onnx"
         onnx_model = make_onnx(program, graph.inputs, graph.outputs)
         save_onnx(onnx_model, file, metadata)

@@ -24,6 +24,11 @@ from sbkit.runtime.onnx_model import BatchLogProbs
 EXAMPLE_BATCH = 3  # utterances; exporters may treat a 1 or 2 as a constant of the model
 
 
+def as_tuple(output: Any) -> tuple[Tensor, ...]:
+    """Return the outputs of a graph, of which there may be one alone."""
+    return (output,) if isinstance(output, Tensor) else tuple(output)
+
+
 class NetworkModule(nn.Module):
     """Base of modules that run a task's network."""
 

@@ -226,7 +226,9 @@ class TorchModel(nn.ModuleList):
     def run(self, graph: str, *arrays: Array) -> list[Array]:
         """Run a graph of the task by its name, and return its outputs."""
         tensors = (torch.from_numpy(array).to(self._placement.device) for array in arrays)
-        return [output.cpu().numpy() for output in self.call(graph, *tensors)]
+        output = self.call(graph, *tensors)
+        outputs = (output,) if isinstance(output, Tensor) else output
+        return [tensor.cpu().numpy() for tensor in outputs]
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
         """Pad clips (S,) to one length, in the scale of int16: -> (B, S), (B,)."""
