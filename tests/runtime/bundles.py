@@ -54,7 +54,7 @@ def make_run(
     names = (*AsrBrain.parts, *AsrBrain.optional_parts)
     checkpointer.meta[PARTS] = [name for name in names if hparams.get(name) is not None]
     spec = read_spec(yaml, overrides)
-    write_description(folder, describe_spec(spec, label_file=file.read_bytes()))
+    write_description(folder, describe_spec(spec, label_files={file.name: file.read_bytes()}))
     (folder / "hyperparams.yaml").write_text(spec.one_file)
     checkpointer.save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder
