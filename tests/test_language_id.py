@@ -19,6 +19,7 @@ from sbkit.checkpoint.ranking import AveragedCheckpoints
 from sbkit.checkpoint.run_config import read_description
 from sbkit.commands.cli import run as sbkit
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.tasks.asr.bundle import as_recognizer
 from tests.processes import run_fresh
 from tests.runs import Workplace, last_parameters, read_json, records_of, rows_of, stopped_after
 from tests.runtime.bundles import ROOT
@@ -183,7 +184,7 @@ def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path) -> Non
     torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(2))
     torch.testing.assert_close(loaded.predict([clip[:9000]])[0], log_probs[1])
     with pytest.raises(SbkitError, match="`sbkit transcribe` cannot run this kind of bundle: lang"):
-        loaded.transcribe([clip])
+        as_recognizer(loaded)
     for command in (["transcribe", str(bundle), "talk.wav"], ["tune", str(trained), "--out=new"]):
         with pytest.raises(SbkitError, match="Use: sbkit run FOLDER identify"):
             sbkit([*command, *IMPORT])

@@ -90,5 +90,7 @@ def test_transducer_transcribes_and_is_served_but_not_as_ctc(run: Path, tmp_path
         (["tune", run, "--out", tmp_path / "x"], "`sbkit tune`"),
         (["segment", talk, text, "--model", bundle, "--out", tmp_path / "x"], "Alignment"),
     ):
-        with pytest.raises(SbkitError, match=f"^{feature} needs a model that is decoded by CTC"):
+        with pytest.raises(
+            SbkitError, match=f"^{feature} needs a model that is decoded frame by frame"
+        ):
             sbkit([*map(str, command), *IMPORT])
