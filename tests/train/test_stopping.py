@@ -410,7 +410,7 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     # Any mean is as good as the best checkpoint, so all are averaged.
     monkeypatch.setattr("sbkit.train.brain.averaging_error", lambda brain: 0.0)
     options = ("--number_of_epochs=2", "--export_formats=[huggingface]")
-    steps = ("fit_decoder", "write_bundle", "add_formats", "BundleScorer", "ScoreReport")
+    steps = ("fit_declared_decoder", "write_bundle", "add_formats", "BundleScorer", "ScoreReport")
     originals = {name: getattr(export_and_test, name) for name in steps}
     saved: list[str] = []
 
