@@ -16,6 +16,7 @@ import numpy as np
 from sbkit.audio.io import Samples, read_audio, to_samples
 from sbkit.base.arrays import Array
 from sbkit.base.errors import DataError
+from sbkit.base.files import size_and_mtime
 from sbkit.bundle.task import SideField
 
 SideInputs = Mapping[str, Array]  # of a clip, by the names of the network's arguments
@@ -46,7 +47,7 @@ def read_fields(
             )
         if field.kind == "audio":
             if isinstance(value, str | Path):
-                value = _read_file(str(value), sample_rate)
+                value = _read_file(str(value), sample_rate, size_and_mtime(value))
             else:
                 value = to_samples(value)
         values[name] = value
@@ -54,7 +55,7 @@ def read_fields(
 
 
 @lru_cache(maxsize=MAX_CACHED_FILES)
-def _read_file(path: str, sample_rate: int) -> Samples:
+def _read_file(path: str, sample_rate: int, version: tuple[int, ...]) -> Samples:
     return read_audio(path, sample_rate)
 
 
