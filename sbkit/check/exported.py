@@ -113,7 +113,8 @@ def _trace(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
     task = bundle.task
     if ONNX not in declared_formats(run.spec.settings, task):
         return
-    from sbkit.export.onnx_format import trace_graphs, trace_recognizer  # takes a second
+    from sbkit.export.onnx_format import trace_graphs  # takes a second
+    from sbkit.export.onnx_recognizer import trace_recognizer
 
     try:
         if task.graphs:

@@ -144,7 +144,7 @@ def exported_bundle(
 ) -> Iterator[Path]:
     """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run.
 
-    >>> with exported_bundle("results/ctc/en/3407") as folder:  # doctest: +SKIP
+    >>> with exported_bundle("results/my_model/3407") as folder:  # doctest: +SKIP
     ...     bundle = load_bundle(folder)
     """
     model = Path(model)
@@ -401,7 +401,7 @@ def part_facts(
     `model` lists the names of the parts in the YAML's ModuleList, in order. `parts` describes
     these and the other parts that the model is made from.
 
-    built_objects: by YAML key; parts may refer to their attributes, `!ref <tokenizer.vocab_size>`.
+    built_objects: by YAML key; parts may refer to their attributes.
     names: the names of the parts from which the Brain makes the model.
     """
     listed_names = [name for name in part_names_of_yaml(root) if name not in task.training_parts]

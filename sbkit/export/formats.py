@@ -2,11 +2,11 @@
 
 The folders of formats in a bundle:
 
-onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilities of `tokens.txt`
-                 out. A streaming model adds `streaming.onnx`, a chunk with its state; a Whisper
-                 with its decoder adds `decoder_frames.onnx` and `decoder.onnx`. Other tasks have
-                 a file for each of their graphs
-sherpa-onnx/     `model.onnx` and `tokens.txt`
+onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilities out. A
+                 streaming model adds `streaming.onnx`, a chunk with its state; a Whisper with its
+                 decoder adds `decoder_frames.onnx` and `decoder.onnx`. Other tasks have a file
+                 for each of their graphs
+sherpa-onnx/     `model.onnx` and the names of its outputs
 huggingface/     a folder for transformers, if the model has a pretrained encoder
 */parity.json    the comparison with the trained model, or why the format is not written
 */checksums.json  SHA-256 of the other files of the format

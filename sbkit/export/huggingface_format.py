@@ -26,11 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling
-from sbkit.base.arrays import Counts, Float32s
+from sbkit.base.arrays import Array, Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, pad_frames
+from sbkit.export.recognizer_texts import best_path_texts
 from sbkit.export.trace import quiet_exporters
 from sbkit.export.whisper_format import TOKENIZER_CONFIG, write_whisper
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
@@ -94,7 +95,8 @@ def write_huggingface(bundle: AsrBundle[TorchModel], folder: Path) -> Sequence[C
             files=(CONFIG, WEIGHTS, PREPROCESSOR, *tokenizer_files, *code_files),
             run=partial(_log_probs, pipeline, network.encoder.subsampling),
             tail_samples=network.tail_samples,
-            transcribe=partial(_transcribe, pipeline),
+            texts=partial(_transcribe, pipeline),
+            trained_texts=partial(best_path_texts, bundle),
         )
     ]
 
@@ -177,7 +179,7 @@ def _log_probs(
 
 
 @quiet_exporters()
-def _transcribe(pipeline: Any, clips: Sequence[Float32s]) -> list[str]:
+def _transcribe(pipeline: Any, clips: Sequence[Float32s], outputs: Sequence[Array]) -> list[str]:
     rate = pipeline.feature_extractor.sampling_rate
     return [pipeline({"raw": clip, "sampling_rate": rate})["text"] for clip in clips]
 

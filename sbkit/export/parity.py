@@ -3,7 +3,7 @@
 Legend: B utterances, S samples, U frames, V vocabulary.
 
 Every format runs on batches of noise, and on all clips of the run's test sets if they are
-available. Its outputs, transcripts and error rates are compared with the trained model's.
+available. Its outputs, texts and error rates are compared with the trained model's.
 """
 
 import math
@@ -22,7 +22,6 @@ from sbkit.base.arrays import Array, Counts, Float32s
 from sbkit.base.messages import printable
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.word_times import GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.evaluate.wer_report import rates_and_counts
@@ -33,12 +32,11 @@ from sbkit.runtime.model_thread import model_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.runtime.torch_model import TorchModel
-from sbkit.tasks.asr.bundle import AsrBundle, as_recognizer
 
 TestSets = Mapping[str, datasets.Dataset]
 Outputs = BatchLogProbs | Sequence[Array]
 RunBatch = Callable[[Float32s, Counts], Outputs]  # audio (B, S) between -1 and 1, and lengths (B,)
-Transcribe = Callable[[Sequence[Float32s]], list[str]]
+Texts = Callable[[Sequence[Float32s], Sequence[Array]], list[str]]  # from clips and their outputs
 BATCH_SIZES = (1, 3)
 SECONDS = (0.3, 2.0, 10.0)
 EXTRA_SECONDS = 1.0  # zeros past the longest clip; one more sample avoids a round number
@@ -49,8 +47,6 @@ MAX_OUTPUT_DIFFERENCE = 1e-3
 MAX_INTEGER_MISMATCH_SHARE = 1e-3
 # The WER of the test sets may be higher by this; in a language without words, their CER.
 MAX_WER_DIFFERENCE = 0.01
-# For a decoder with its own tokens, the log-probabilities of this text are compared in every clip.
-PARITY_TEXT = "1 2 3 4 5 6 7 8"
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,8 @@ class Candidate:
         tail_samples: the number of zeros that the format's users append to a clip.
         run_trained: computes what the outputs of `run` must equal, if these are not the
             log-probabilities of a bundle; None: the bundle does, from the clips without a tail.
-        transcribe: transcribes clips (S,); None: CTC decodes the log-probabilities greedily.
-        transcribe_trained: does the same with the bundle; None: CTC decodes greedily.
+        texts: makes the texts whose errors are counted, from clips (S,) and the outputs for them.
+        trained_texts: makes the trained model's, from its log-probabilities.
         advice: what to do if its error rate is higher.
     """
 
@@ -89,8 +85,8 @@ class Candidate:
     is_exact: bool = True
     tail_samples: int = 0
     run_trained: RunBatch | None = None
-    transcribe: Transcribe | None = None
-    transcribe_trained: Transcribe | None = None
+    texts: Texts | None = None
+    trained_texts: Texts | None = None
     advice: str = ""
 
 
@@ -131,8 +127,8 @@ class Comparison:
         difference: the largest difference between floats, such as log-probabilities.
         where: the batch with that difference.
         integer_mismatches, integers: the number of integers that differ, and of all.
-        errors, trained_errors: the errors of the candidate's and the trained model's transcripts.
-        num_different: the number of transcripts whose words differ from the trained model's.
+        errors, trained_errors: the errors of the candidate's and the trained model's texts.
+        num_different: the number of texts whose words differ from the trained model's.
         failure: describes the candidate's first error, after which it does not run again.
     """
 
@@ -163,7 +159,9 @@ class Comparison:
             actual = _arrays(candidate.run(padded_case.audio, padded_case.lengths))
             pairs = [*zip(expected, actual, strict=True)]
             differences = [largest_difference(*pair) for pair in pairs]
-            texts = self._transcribe(padded_case, actual) if trained else []
+            texts: list[str] = []
+            if candidate.texts and case.rows:
+                texts = candidate.texts(_clips(padded_case), actual)
         except Exception as error:  # the graph of an LSTM may fail at other lengths
             message = printable(str(error))[:300]
             self.failure = f"on {case.description} it raised {type(error).__name__}: {message}"
@@ -175,26 +173,12 @@ class Comparison:
             elif difference > self.difference:
                 self.difference = difference
                 self.where = case.description
-        if texts:
-            transcribe = candidate.transcribe_trained
-            clips = _arrays(trained)
-            trained_texts = transcribe(_clips(case)) if transcribe else self._decode(clips)
+        if texts and candidate.trained_texts:
+            trained_texts = candidate.trained_texts(_clips(case), _arrays(trained))
             for row, text, trained_text in zip(case.rows, texts, trained_texts, strict=True):
                 self.errors += count_errors(row["text"], text)
                 self.trained_errors += count_errors(row["text"], trained_text)
                 self.num_different += text.split() != trained_text.split()
-
-    def _transcribe(self, case: Case, log_probs: Sequence[Array]) -> list[str]:
-        if not case.rows or self.bundle.labels is None:
-            return []
-        if self.candidate.transcribe is None:
-            return self._decode(log_probs)
-        return self.candidate.transcribe(_clips(case))
-
-    def _decode(self, log_probs: Sequence[Array]) -> list[str]:
-        bundle = as_recognizer(self.bundle)
-        best = (best_tokens(clip, bundle.blank) for clip in log_probs)
-        return [bundle.tokenizer.decode(tokens) for tokens in best]
 
     def reasons(self) -> list[str]:
         """Return a sentence for each limit that the candidate exceeds."""
@@ -235,7 +219,7 @@ class Comparison:
         if self.errors.utterances:
             compared |= {
                 "decoder": GREEDY,
-                "transcripts_with_other_words": self.num_different,
+                "texts_with_other_words": self.num_different,
                 "error_rates": rates_and_counts(self.errors, by_words=by_words),
                 "error_rates_of_the_trained_model": rates_and_counts(
                     self.trained_errors, by_words=by_words
@@ -311,18 +295,6 @@ def _arrays(outputs: Outputs) -> list[Array]:
 
 def _clips(case: Case) -> list[Float32s]:
     return [clip[:length] for clip, length in zip(case.audio, case.lengths, strict=True)]
-
-
-def greedy_texts(bundle: AsrBundle[Any], clips: Sequence[Float32s]) -> list[str]:
-    """Transcribe clips between -1 and 1 greedily."""
-    return bundle.with_decoder(GREEDY).transcribe(
-        [np.rint(clip * FULL_SCALE).astype(np.int16) for clip in clips]
-    )
-
-
-def respell(bundle: AsrBundle[Any], text: str) -> str:
-    """Normalize a text, and spell it with the bundle's tokens."""
-    return bundle.tokenizer.decode(bundle.tokenizer.encode(bundle.normalizer()(text)))
 
 
 def pad_frames(utterances: Sequence[Float32s]) -> BatchLogProbs:

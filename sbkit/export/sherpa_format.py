@@ -21,12 +21,14 @@ from sbkit.audio.fbank import EPSILON, Fbank
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import append_silence
 from sbkit.audio.segments import TAIL_SECONDS
-from sbkit.base.arrays import Counts, Float32s
+from sbkit.base.arrays import Array, Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples
-from sbkit.export.onnx_format import make_onnx, save_onnx, write_tokens
+from sbkit.export.onnx_graph import make_onnx, save_onnx
+from sbkit.export.onnx_recognizer import write_tokens
 from sbkit.export.parity import Candidate, Outputs, RunBatch
+from sbkit.export.recognizer_texts import best_path_texts
 from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, trace, trained_log_probs
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import TorchModel
@@ -50,14 +52,22 @@ def write_sherpa(bundle: AsrBundle[TorchModel], folder: Path) -> Sequence[Candid
             "instead, which sbkit and onnxruntime run."
         )
     file = folder / MODEL_FILE
-    runs = _write_graph(bundle, file)
+    run, run_trained = _write_graph(bundle, file)
     tokens = write_tokens(bundle, folder)
     recognizer = recognizer_class.from_fire_red_asr_ctc(model=str(file), tokens=str(tokens))
-    transcribe = partial(_transcribe, recognizer)
-    return [Candidate(name=MODEL_TYPE, files=(MODEL_FILE,), transcribe=transcribe, **runs)]
+    return [
+        Candidate(
+            name=MODEL_TYPE,
+            files=(MODEL_FILE,),
+            run=run,
+            run_trained=run_trained,
+            texts=partial(_transcribe, recognizer),
+            trained_texts=partial(best_path_texts, bundle),
+        )
+    ]
 
 
-def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
+def _transcribe(recognizer: Any, clips: Sequence[Float32s], outputs: Sequence[Array]) -> list[str]:
     texts = []
     for clip in clips:
         stream = recognizer.create_stream()
@@ -81,7 +91,8 @@ class FeatureModel(NetworkModule):
         return self.network.frame_log_probs(states), frames
 
 
-def _write_graph(bundle: AsrBundle[TorchModel], file: Path) -> dict[str, Any]:
+def _write_graph(bundle: AsrBundle[TorchModel], file: Path) -> list[RunBatch]:
+    """Write the graph; return what runs it, and what runs the trained model."""
     frames = 100 * EXAMPLE_BATCH
     lengths = torch.tensor([frames, frames - 20, frames // 2])
     network = bundle.model.network
@@ -96,11 +107,11 @@ def _write_graph(bundle: AsrBundle[TorchModel], file: Path) -> dict[str, Any]:
         "cmvn_inv_stddev": ",".join(["1"] * N_MELS),
     }
     save_onnx(graph, file, metadata)
-    runs: dict[str, RunBatch] = {
-        "run": OnnxModel(file.read_bytes()).log_probs,
-        "run_trained": partial(trained_log_probs, model),
-    }
-    return {name: partial(_feature_log_probs, network, run) for name, run in runs.items()}
+    runs: list[RunBatch] = [
+        OnnxModel(file.read_bytes()).log_probs,
+        partial(trained_log_probs, model),
+    ]
+    return [partial(_feature_log_probs, network, run) for run in runs]
 
 
 @torch.inference_mode()

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.io import FULL_SCALE
-from sbkit.base.arrays import Counts, Float32s
+from sbkit.base.arrays import Array, Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
-from sbkit.export.parity import PARITY_TEXT, Candidate, greedy_texts, pad_frames, respell
+from sbkit.export.parity import Candidate, pad_frames
+from sbkit.export.recognizer_texts import PARITY_TEXT, greedy_texts, respell
 from sbkit.export.trace import quiet_exporters
 from sbkit.models.pretrained.folder import (
     CONFIG,
@@ -107,8 +108,8 @@ def write_whisper(bundle: AsrBundle[TorchModel], folder: Path) -> Sequence[Candi
             files=(CONFIG, WEIGHTS, GENERATION, PREPROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
             run=partial(_log_probs, pipeline, network.start_tokens, tokens),
             run_trained=partial(_trained_log_probs, network, tokens, context),
-            transcribe=partial(_transcribe, pipeline, bundle),
-            transcribe_trained=partial(greedy_texts, bundle),
+            texts=partial(_transcribe, pipeline, bundle),
+            trained_texts=partial(greedy_texts, bundle),
             advice=advice,
         )
     ]
@@ -186,7 +187,10 @@ def _log_probs(
 
 @quiet_exporters()
 def _transcribe(
-    pipeline: Any, bundle: AsrBundle[TorchModel], clips: Sequence[Float32s]
+    pipeline: Any,
+    bundle: AsrBundle[TorchModel],
+    clips: Sequence[Float32s],
+    outputs: Sequence[Array],
 ) -> list[str]:
     """Transcribe clips, longer ones in chunks, and spell the texts like the bundle."""
     extract = pipeline.feature_extractor

@@ -23,7 +23,7 @@ from sbkit.audio.fbank import (
     povey_window,
 )
 from sbkit.base.errors import ConfigError
-from sbkit.export.onnx_format import make_onnx, save_onnx
+from sbkit.export.onnx_graph import make_onnx, save_onnx
 from sbkit.export.trace import quiet_exporters, trace
 
 CPU = torch.device("cpu")

@@ -122,7 +122,7 @@ def test_failing_check_is_a_note(declared: RunSpec, monkeypatch: pytest.MonkeyPa
     checking(monkeypatch, TypeError("an unexpected keyword"))
     note, *_ = check_run(declared).findings
     assert not note.stops
-    assert "(TypeError: an unexpected keyword)" in note.problem
+    assert "(TypeError: an unexpected keyword, in line " in note.problem  # of this file
 
 
 def test_progress_of_a_check_is_hidden(declared: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:

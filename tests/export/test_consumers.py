@@ -53,7 +53,7 @@ def test_format_is_written_with_its_parity_report(exported: Path, name: str) -> 
         if precision != "int8":
             trained = report["test_sets"]["error_rates_of_the_trained_model"]
             # sherpa-onnx computes features itself, and none of a window that crosses the end.
-            num_different = report["test_sets"]["transcripts_with_other_words"]
+            num_different = report["test_sets"]["texts_with_other_words"]
             assert name == "sherpa-onnx" or (rates == trained and not num_different)
             assert rates["CER"] == pytest.approx(trained["CER"], abs=0.002)
             assert num_different <= 6

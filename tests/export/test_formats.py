@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sbkit.export import onnx_format, sherpa_format
 from sbkit.export.export import export_run
 from sbkit.export.formats import declared_formats
 from sbkit.export.parity import Candidate, Case, Comparison
+from sbkit.export.recognizer_texts import best_path_texts
 from sbkit.export.trace import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.runtimes import load_bundle
@@ -156,9 +158,16 @@ def test_comparison_counts_word_errors_of_test_clips(
         BatchLogProbs(model.encode([speak(tokenizer, text)])[0].log_probs[None], np.array([24]))
         for text in ("the dogs", "the frog")
     )
-    candidate = Candidate(name="onnx", files=[], run=lambda audio, lengths: wrong)
+    texts = partial(best_path_texts, bundle)
+    candidate = Candidate(
+        name="onnx",
+        files=[],
+        run=lambda audio, lengths: wrong,
+        texts=texts,
+        trained_texts=texts,
+    )
     comparison = Comparison(candidate, bundle)
-    comparison.add(Case(np.zeros((1, 1)), np.ones(1), "a clip", [{"text": "the dogs"}]), right)
+    comparison.add(Case(np.zeros((1, 1)), np.array([1]), "a clip", [{"text": "the dogs"}]), right)
     assert comparison.trained_errors.words.errors == 0 and comparison.errors.words.errors == 1
     assert comparison.num_different == 1
     monkeypatch.setattr(wer, "ERROR_RATES", dict(reversed(wer.ERROR_RATES.items())))
@@ -180,7 +189,7 @@ CODES, SIGNAL = np.zeros((2, 500), np.int64), np.zeros((2, 9), np.float32)
 def test_graph_of_other_outputs_is_not_written(
     codes: Any, signal: Any, reasons: list[str], tmp_path: Path
 ) -> None:
-    """It has no transcripts, even if its task has labels."""
+    """It has no texts, even if its task has labels."""
     bundle, _, _ = tone_bundle(tmp_path)
     candidate = Candidate(
         name="decode",

@@ -17,7 +17,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.evaluate.wer import count_errors
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface
-from sbkit.export.onnx_format import save_onnx, write_onnx
+from sbkit.export.onnx_format import write_onnx
+from sbkit.export.onnx_graph import save_onnx
 from sbkit.export.parity import Comparison
 from sbkit.export.trace import quiet_exporters
 from sbkit.models.pretrained.encoder import fill_output_layer
@@ -143,9 +144,9 @@ def test_int8_runs_whole_and_other_weights_are_refused(folder: Path, tmp_path: P
         candidates = write_onnx(load_bundle(folder), bundle / "onnx")
     write_checksums(bundle / "onnx")
     decoder = next(item for item in candidates if item.name == "decoder, fp32")
-    assert decoder.transcribe and decoder.transcribe_trained
+    assert decoder.texts and decoder.trained_texts
     floats = [(clip / 32768).astype(np.float32) for clip in CLIPS]
-    assert decoder.transcribe(floats) == decoder.transcribe_trained(floats)
+    assert decoder.texts(floats, []) == decoder.trained_texts(floats, [])
     model = load_bundle(bundle, runtime="onnx", precision="int8").model
     (encoded,) = model.encode([np.zeros(16_000, np.int16)])
     assert len(model.generate(encoded.states)) > 0

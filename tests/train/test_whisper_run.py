@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.export.parity import respell
+from sbkit.export.recognizer_texts import respell
 from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE

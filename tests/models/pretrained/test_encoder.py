@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sbkit.export.onnx_format import make_onnx
+from sbkit.export.onnx_graph import make_onnx
 from sbkit.export.trace import quiet_exporters, trace
 from sbkit.models.pretrained.blocks import draw_spans, mask_spans
 from sbkit.models.pretrained.encoder import PretrainedFeatures, warn_of_padding
