@@ -153,7 +153,7 @@ def copy_user_files(folder: Path) -> None:
     yamls = {
         "deep.yaml": ("yaml.md", 1),
         "mine.yaml": ("own-parts.md", 0),
-        "two_views.yaml": ("own-parts.md", 4),
+        "two_views.yaml": ("own-parts.md", 5),
     }
     for name, (page, index) in yamls.items():
         text = (GUIDE / page).read_text("utf-8")
@@ -399,7 +399,7 @@ def test_pages_show_files_that_tests_train() -> None:
     )
     for block in blocks(yaml, "yaml")[0].split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
-    names = ("my_models", "my_curriculum", "my_step")
+    names = ("my_models", "my_live", "my_curriculum", "my_step")
     assert blocks(parts, "python") == [(folder / f"{n}.py").read_text("utf-8") for n in names]
     recipe, accents = blocks(task, "python")
     assert recipe == (folder / "my_recipe.py").read_text("utf-8")

@@ -98,16 +98,19 @@ class Fbank(nn.Module):
             measured = self.subsampling.count(measured).clip(min=1)
         return self.remove_level(*self.log_mels(audio, lengths), measured)
 
-    def forward_chunk(
-        self, audio: Tensor, lengths: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the features of a chunk: (B, S), (B,), state -> (B, T, M), (B,), state.
+    def start(self) -> dict[str, Tensor]:
+        """Return the state of the running level before the first chunk."""
+        return {"level": torch.zeros(1, LEVEL_STATE)}
 
-        state: (B, LEVEL_STATE) of the running level; zeros before the first chunk.
-        """
+    def forward_chunk(
+        self, audio: Tensor, lengths: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Compute the features of a chunk: (B, S), (B,), state -> (B, T, M), (B,), state."""
         features, frames = self.log_mels(audio, lengths)
-        features, state = subtract_level(features, frames, frames, level=self.level, state=state)
-        return features, frames, state
+        features, level = subtract_level(
+            features, frames, frames, level=self.level, state=state["level"]
+        )
+        return features, frames, {"level": level}
 
     def remove_level(
         self, features: Tensor, frames: Tensor, measured: Tensor | None = None

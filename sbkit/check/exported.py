@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.libraries import place_of
 from sbkit.base.machine import ONNX
+from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.side_inputs import SIDE_SHAPES
@@ -33,6 +35,7 @@ from sbkit.data.batch import UtteranceDataset
 from sbkit.data.shard import Row
 from sbkit.export.export import bundle_weights, part_facts
 from sbkit.export.formats import declared_formats
+from sbkit.export.parity import noise_case
 from sbkit.models.encoder import Predictions
 from sbkit.runtime.torch_model import TorchModel, assemble
 from sbkit.tasks.asr.bundle import as_recognizer
@@ -43,6 +46,7 @@ WEIGHT_NOISE = 0.01  # its deviation; most weights of a new model are within 0.1
 # Of outputs, relative to the largest one. In all YAMLs of hparams/ and docs/examples, with and
 # without adapters, they differ by up to 1.4e-6; weights rounded to int8 change them by 4e-3.
 MAX_CHANGE = 1e-4
+NUM_CHUNKS = 3.3  # of the clip whose chunks are compared; the last one is shorter
 MIN_LARGEST = 1e-3  # of the values of an output; smaller ones are noise
 
 
@@ -74,7 +78,7 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         model = TorchModel(network, parts=parts, sample_rate=rate, side_shapes=shapes)
         bundle = contents.with_model(model)
         failures = [*_try_task(run, bundle)]
-        yield from failures or _compare(run, bundle)
+        yield from failures or [*_compare(run, bundle), *_compare_chunks(run, bundle)]
         yield from _trace(run, bundle)
     except SbkitError as error:
         problem = f"No bundle can hold the model. {error}".rstrip(".")
@@ -123,6 +127,44 @@ def _trace(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
             trace_recognizer(bundle)
     except SbkitError as error:
         yield run.finding("export_formats", problem=str(error).rstrip("."))
+
+
+# ---- does live speech compute what a whole clip does?
+
+
+def _compare_chunks(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
+    """Find a model that computes something else chunk by chunk than for a whole clip."""
+    model, sizes = bundle.model, bundle.model.chunks
+    if sizes is None:
+        return
+    rate = bundle.config.sample_rate
+    seconds = samples_to_seconds(round(NUM_CHUNKS * sizes.step), rate)
+    audio = noise_case(1, seconds, rate).audio[0]
+    clip = np.rint(FULL_SCALE * audio).astype(np.int16)
+    tail = np.zeros(getattr(model.network, "tail_samples", 0), np.int16)
+    samples, state = np.concatenate([clip, tail]), model.start()
+    try:
+        log_probs, lengths = model.predict([clip])
+        chunks = []
+        for first in range(0, len(samples) - sizes.shortest + 1, sizes.step):
+            chunk = samples[first : first + sizes.window]
+            ((rows, state),) = model.advance([chunk], [state])
+            chunks.append(rows)
+    except Exception as error:  # whatever a part of the user's raises
+        yield run.finding(
+            "model",
+            problem="The model does not run chunk by chunk, as live speech needs it "
+            f"({type(error).__name__}: {error}{place_of(error)})",
+        )
+        return
+    if not _are_close(np.concatenate(chunks), log_probs[0, : int(lengths[0])]):
+        yield run.finding(
+            "model",
+            problem="Chunk by chunk, as in live speech, the model computes something else than for "
+            "a whole clip",
+            fix="No part may see what follows its chunk, and `forward_chunk` continues from the "
+            "state (docs/guide/own-parts.md).",
+        )
 
 
 # ---- does the bundle compute what the Brain validates?

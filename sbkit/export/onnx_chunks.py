@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from sbkit.base.arrays import Counts, Float32s
 from sbkit.export.onnx_graph import WRITERS, make_onnx
 from sbkit.export.parity import Candidate, Texts
 from sbkit.export.trace import EXAMPLE_BATCH, trace
-from sbkit.models.streaming import StreamingNetwork, streaming_network
+from sbkit.models.streaming import StreamingNetwork, stack_states, streaming_network
 from sbkit.runtime.onnx_model import ArrayState, BatchLogProbs, OnnxStreamingModel
 from sbkit.runtime.torch_model import TorchModel
 
@@ -27,19 +26,21 @@ from sbkit.runtime.torch_model import TorchModel
 class ChunkModel(nn.Module):
     """Run one chunk: audio (B, S) between -1 and 1, (B,), state -> (B, U, V), (B,), state.
 
-    The state consists of the tensors of the model's NetworkState, in their order.
+    The state consists of the tensors of the model's state, in their order.
     """
 
     def __init__(self, stream: StreamingNetwork, parts: nn.ModuleList) -> None:
         super().__init__()
         self.parts, self.stream = parts, stream  # parts own every parameter
-        self.state_class: Any = type(stream.start())
+        self.state_names = [*stream.start()]
 
     def forward(self, audio: Tensor, audio_lengths: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         log_probs, frames, next_state = self.stream.forward_chunk(
-            audio * FULL_SCALE, audio_lengths, self.state_class(*state)
+            audio * FULL_SCALE,
+            audio_lengths,
+            dict(zip(self.state_names, state, strict=True)),
         )
-        return log_probs, frames, *vars(next_state).values()
+        return log_probs, frames, *(next_state[name] for name in self.state_names)
 
 
 def write_chunk_graph(
@@ -50,8 +51,7 @@ def write_chunk_graph(
     network = model.network
     stream = streaming_network(network)
     assert stream is not None
-    start: Any = stream.start()
-    state = vars(type(start).stack([start] * EXAMPLE_BATCH))
+    state = stack_states([stream.start()] * EXAMPLE_BATCH)
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(EXAMPLE_BATCH, stream.chunk_samples, generator=generator) / 10
     lengths = torch.tensor([stream.chunk_samples, stream.chunk_samples, stream.chunk_samples // 2])

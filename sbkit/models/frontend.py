@@ -4,7 +4,6 @@ Legend: B utterances, T features of 10 ms, U = ceil(T / 4) frames of 40 ms or ce
 M mel bins, C channels, D model width, N convolutions.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.base.ranges import OneOf, PositiveCount, require_in_range
 from sbkit.models.layers import FrameConv, GlobalNorm
-from sbkit.models.streaming import EncoderState, Streaming, last_frames
+from sbkit.models.streaming import State, Streaming, last_frames
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio, and three 29 frames, 305 ms
 STRIDE = 2
@@ -76,22 +75,22 @@ class ConvFrontEnd(nn.Module):
         x, lengths, _ = self._convolve(features, lengths, past_inputs)
         return x, lengths
 
-    def start(self) -> dict[str, Tensor]:
-        """Return the front-end's fields of a session's `EncoderState` before the first chunk."""
+    def start(self) -> State:
+        """Return the last frames before each convolution, which are zeros."""
         features, *hidden = self._first_inputs()
         return {"features": features, "hidden": torch.cat(hidden, 1)}
 
     def forward_chunk(
-        self, features: Tensor, lengths: Tensor, state: EncoderState
-    ) -> tuple[Tensor, Tensor, EncoderState]:
+        self, features: Tensor, lengths: Tensor, state: State
+    ) -> tuple[Tensor, Tensor, State]:
         """Subsample a chunk of each session: (B, T, M), (B,) -> (B, U, D), (B,), state.
 
         lengths: features of each chunk. Only in the last chunk of a session they may be fewer than
             T, or not a multiple of the subsampling.
         """
-        past_inputs = [state.features, *torch.split(state.hidden, PAST_FRAMES, 1)]
+        past_inputs = [state["features"], *torch.split(state["hidden"], PAST_FRAMES, 1)]
         x, lengths, (past_features, *hidden) = self._convolve(features, lengths, past_inputs)
-        return x, lengths, replace(state, features=past_features, hidden=torch.cat(hidden, 1))
+        return x, lengths, {"features": past_features, "hidden": torch.cat(hidden, 1)}
 
     def _first_inputs(self) -> list[Tensor]:
         """Return each convolution's inputs before the first chunk: N x (1, PAST_FRAMES, ...)."""

@@ -1,8 +1,7 @@
 """Streaming: what the frames of a chunk see, and the state that sessions keep between chunks.
 
 Legend: B utterances or sessions, S samples, U frames of the encoder, L frames of left context, N
-blocks, K frames that a convolution sees to one side, H heads, D model width, M mel bins, C channels
-of the front-end, V tokens.
+blocks, K frames that a convolution sees to one side, H heads, D model width, V tokens.
 
 Attention sees the L frames before a chunk and all of the chunk. A convolution sees K frames back
 and K ahead, but none past the end of the chunk. A chunk therefore needs nothing that follows it,
@@ -85,34 +84,44 @@ class BlockState(NamedTuple):
     convolution: Tensor  # (B, K, D)
 
 
-@dataclass(frozen=True)
-class NetworkState:
-    """The state of sessions, one per row of its tensors, which are never modified.
+# The state of sessions between two chunks, one per row: tensors (B, ...) by name, which are never
+# modified. The names are those that `start` returns.
+State = dict[str, Tensor]
 
-    To save it, save the plain tensors of `vars(state)`; the class is built from them again.
+
+def stack_states(states: Sequence[State]) -> State:
+    """Join the states of sessions into the state of a batch."""
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}
+
+
+def split_state(state: State) -> list[State]:
+    """Return the state of each session of a batch, in storage of its own."""
+    num_sessions = len(next(iter(state.values())))
+    return [
+        {name: tensor[row : row + 1].clone() for name, tensor in state.items()}
+        for row in range(num_sessions)
+    ]
+
+
+class StreamingPart(Protocol):
+    """A part of a recognizer that runs chunk by chunk: features, front-end, Transformer or encoder.
+
+    For a whole clip, `forward` returns what `forward_chunk` does chunk by chunk: no frame sees past
+    its chunk. The last part, `Transformer` or `encoder`, also has ``chunk_frames``: the number of
+    its frames in a chunk, or None if it sees whole clips. A part whose ``is_causal`` is False sees
+    frames after its own, though it has the methods.
     """
 
-    @classmethod
-    def stack(cls, states: Sequence[Self]) -> Self:
-        columns = zip(*(vars(state).values() for state in states), strict=True)
-        return cls(*map(torch.cat, columns))
+    def start(self) -> State:
+        """Return the state of one session before its first chunk: tensors (1, ...)."""
 
-    def rows(self) -> list[Self]:
-        """Return the state of each session, in storage of its own."""
-        rows = zip(*(tensor.split(1) for tensor in vars(self).values()), strict=True)
-        return [type(self)(*(tensor.clone() for tensor in row)) for row in rows]
+    def forward_chunk(
+        self, x: Tensor, lengths: Tensor, state: State
+    ) -> tuple[Tensor, Tensor, State]:
+        """Return what `forward` does, (B, T, ...), (B,) -> (B, U, ...), (B,), and the next state.
 
-
-@dataclass(frozen=True)
-class EncoderState(NetworkState):
-    """The state of a recognizer's front-end and encoder."""
-
-    frames: Tensor  # (B,): encoded so far
-    level: Tensor  # (B, LEVEL_STATE): of the running level
-    features: Tensor  # (B, 3, M): the last ones, normalized
-    hidden: Tensor  # (B, 3 or 6, C): the last frames between the convolutions of the front-end
-    attention: Tensor  # (B, N, L, 2, H, D/H): keys before rotation, and values
-    convolution: Tensor  # (B, N, K, D): the last inputs of the convolutions of each block
+        lengths: all T, or fewer for a session that ends with this chunk.
+        """
 
 
 class StreamingNetwork(Protocol):
@@ -122,13 +131,12 @@ class StreamingNetwork(Protocol):
     chunk_samples: int  # the shift and the overlap of feature windows
     min_samples: int  # for one frame
 
-    def start(self) -> NetworkState:
+    def start(self) -> State:
         """Return the state of one session before its first sample."""
 
-    # Any: each network takes the state that its own `start` returns.
     def forward_chunk(
-        self, audio: Tensor, audio_lengths: Tensor, state: Any
-    ) -> tuple[Tensor, Tensor, NetworkState]:
+        self, audio: Tensor, audio_lengths: Tensor, state: State
+    ) -> tuple[Tensor, Tensor, State]:
         """Compute log-probabilities of a chunk: (B, S), (B,) -> (B, U, V), (B,), state."""
 
 

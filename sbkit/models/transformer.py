@@ -11,7 +11,6 @@ Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, cast
 
@@ -27,7 +26,7 @@ from sbkit.base.ranges import Count, PositiveCount
 from sbkit.base.ranges import Dropout as DropoutRate
 from sbkit.base.units import SHIFT_MS
 from sbkit.models.layers import Dropout, FrameConv
-from sbkit.models.streaming import BlockState, EncoderState, Streaming, StreamingConfig, last_frames
+from sbkit.models.streaming import BlockState, State, Streaming, StreamingConfig, last_frames
 
 ROTARY_BASE = 10_000.0
 NON_CUDNN_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -148,8 +147,17 @@ class Transformer(nn.Module):
             x = run(x, frames)
             yield x
 
-    def start(self) -> dict[str, Tensor]:
-        """Return the encoder's fields of a session's `EncoderState` before the first chunk."""
+    @property
+    def chunk_frames(self) -> int | None:
+        """The frames of a chunk; None if the encoder sees whole clips."""
+        return None if self.streaming is None else self.streaming.chunk_frames
+
+    def start(self) -> State:
+        """Return the number of frames so far, and what each block keeps of the last ones.
+
+        attention: keys before rotation, and values, (1, N, L, 2, H, D/H). convolution: the last
+        inputs of the convolutions, (1, N, K, D).
+        """
         assert self.streaming is not None
         zeros = self.encoder_norm.weight.new_zeros
         num_blocks = len(self.encoder)
@@ -162,16 +170,16 @@ class Transformer(nn.Module):
         }
 
     def forward_chunk(
-        self, x: Tensor, lengths: Tensor, state: EncoderState
-    ) -> tuple[Tensor, EncoderState]:
-        """Encode a chunk of each session: (B, U, D), (B,) -> (B, U, D), state.
+        self, x: Tensor, lengths: Tensor, state: State
+    ) -> tuple[Tensor, Tensor, State]:
+        """Encode a chunk of each session: (B, U, D), (B,) -> (B, U, D), (B,), state.
 
         lengths: frames of each chunk; fewer than U only in the last chunk of a session.
         """
         device = x.device
         mask = length_mask(lengths, x.shape[1], device)  # (B, U)
-        left_frames = state.attention.shape[2]
-        num_missing = left_frames - state.frames.unsqueeze(1)  # at the start of a session
+        left_frames = state["attention"].shape[2]
+        num_missing = left_frames - state["frames"].unsqueeze(1)  # at the start of a session
         has_past = torch.arange(left_frames, device=device) >= num_missing  # (B, L)
         visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
         rotation = rotary_cos_sin(visible.shape[-1], self.d_model // self.nhead, device)
@@ -179,16 +187,15 @@ class Transformer(nn.Module):
         block_states: list[BlockState] = []
         encoder = cast("Iterable[EncoderBlock]", self.encoder)
         for index, block in enumerate(encoder):
-            past = BlockState(state.attention[:, index], state.convolution[:, index])
+            past = BlockState(state["attention"][:, index], state["convolution"][:, index])
             x, block_state = block.forward_chunk(x, frames, past)
             block_states.append(block_state)
-        state = replace(
-            state,
-            attention=torch.stack([block.attention for block in block_states], 1),
-            convolution=torch.stack([block.convolution for block in block_states], 1),
-            frames=state.frames + lengths.to(device),
-        )
-        return self.encoder_norm(x), state
+        next_state = {
+            "frames": state["frames"] + lengths.to(device),
+            "attention": torch.stack([block.attention for block in block_states], 1),
+            "convolution": torch.stack([block.convolution for block in block_states], 1),
+        }
+        return self.encoder_norm(x), lengths, next_state
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         """Decode with teacher forcing: (B, N) tokens, (B, U, D), (B,) frames -> (B, N, D).

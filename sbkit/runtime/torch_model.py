@@ -41,7 +41,7 @@ from sbkit.checkpoint.weights import check_fits, limit_parameters, parameter_bud
 from sbkit.distributed.device import DTYPES, ON_CPU, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
-from sbkit.models.streaming import NetworkState, streaming_network
+from sbkit.models.streaming import State, split_state, stack_states, streaming_network
 from sbkit.runtime.batch_shapes import BatchShapes, pad_clips, round_up
 from sbkit.runtime.model_thread import (
     ClipsAndSides,
@@ -180,20 +180,20 @@ class TorchModel(nn.ModuleList):
             return None
         return ChunkSizes(stream.chunk_shift_samples, stream.chunk_samples, stream.min_samples)
 
-    def start(self) -> NetworkState:
+    def start(self) -> State:
         assert self._stream is not None
         return self._stream.start()
 
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[NetworkState]
-    ) -> list[tuple[LogProbs, NetworkState]]:
+        self, chunks: Sequence[Samples], states: Sequence[State]
+    ) -> list[tuple[LogProbs, State]]:
         assert self._stream is not None
-        state = type(states[0]).stack(states)
+        state = stack_states(states)
         samples = max(self._stream.chunk_samples, *map(len, chunks))
         batch = self._to_device(*pad_clips(chunks, samples))
         with self._running():
             log_probs, frames, after = self._stream.forward_chunk(*batch, state)
-        rows = zip(log_probs.cpu(), frames.tolist(), after.rows(), strict=True)
+        rows = zip(log_probs.cpu(), frames.tolist(), split_state(after), strict=True)
         return [(row[:count].numpy(), row_state) for row, count, row_state in rows]
 
     @torch.inference_mode()
@@ -348,10 +348,10 @@ class CompiledModel(TorchModel):
         return outputs
 
     def advance(
-        self, chunks: Sequence[Samples], states: Sequence[NetworkState]
-    ) -> list[tuple[LogProbs, NetworkState]]:
+        self, chunks: Sequence[Samples], states: Sequence[State]
+    ) -> list[tuple[LogProbs, State]]:
         """Run one chunk (S,) of each session, in batches of the grid."""
-        outputs: list[tuple[LogProbs, NetworkState]] = []
+        outputs: list[tuple[LogProbs, State]] = []
         for batch in self._split(list(zip(chunks, states, strict=True))):
             num_added = round_up(len(batch), self._shapes.batch_sizes) - len(batch)
             padded = batch + batch[:1] * num_added

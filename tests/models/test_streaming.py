@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from sbkit.base.errors import ConfigError
-from sbkit.models.streaming import EncoderState, StreamingConfig, streaming_network
+from sbkit.models.streaming import (
+    State,
+    StreamingConfig,
+    split_state,
+    stack_states,
+    streaming_network,
+)
 from sbkit.models.transformer import Transformer
 from sbkit.tasks.asr.model import AsrModel, StreamingAsrModel, require_frame_length
 from tests.models.test_asr import VOCABULARY, sbkit_parts
@@ -44,8 +50,8 @@ def streaming_of(model: AsrModel) -> StreamingAsrModel:
 
 
 def feed(
-    stream: StreamingAsrModel, clip: Tensor, state: EncoderState, max_chunks: int = 999
-) -> tuple[Tensor, EncoderState]:
+    stream: StreamingAsrModel, clip: Tensor, state: State, max_chunks: int = 999
+) -> tuple[Tensor, State]:
     outputs, size = [torch.zeros(0, VOCABULARY.size)], stream.chunk_samples
     while len(clip) >= 400 and len(outputs) <= max_chunks:
         length = torch.tensor([min(len(clip), size)])
@@ -80,7 +86,7 @@ def test_chunks_equal_the_whole_clip_under_a_mask(
         whole, frames = model.predict(clip.unsqueeze(0), torch.tensor([len(clip)]))
         zeros = clip.new_zeros(model.tail_samples)
         streamed, state = feed(stream, torch.cat([clip, zeros]), stream.start())
-        assert len(streamed) == frames[0] == state.frames[0]
+        assert len(streamed) == frames[0] == state["Transformer_frames"][0]
         torch.testing.assert_close(streamed, whole[0, : len(streamed)], rtol=0.0, atol=1e-4)
 
 
@@ -93,10 +99,10 @@ def test_sessions_of_any_age_continue_in_one_batch_and_from_saved_states() -> No
         clip = noise(shift * (chunks + 1) + 3000, seed=chunks)
         states.append(feed(stream, clip, stream.start(), max_chunks=chunks)[1])
         rests.append(clip[shift * chunks :])
-    saved = safetensors.torch.load(safetensors.torch.save(dict(vars(EncoderState.stack(states)))))
+    saved = safetensors.torch.load(safetensors.torch.save(stack_states(states)))
     batch = torch.stack([audio[:size] for audio in rests]), torch.tensor([size] * 3)
-    rows, frames, after = stream.forward_chunk(*batch, EncoderState(**saved))
-    sessions = zip(rows, frames, after.rows(), states, rests, strict=True)
+    rows, frames, after = stream.forward_chunk(*batch, saved)
+    sessions = zip(rows, frames, split_state(after), states, rests, strict=True)
     for row, count, row_state, state, audio in sessions:
         continued, _ = feed(stream, audio[shift:], row_state)
         expected, _ = feed(stream, audio, state)

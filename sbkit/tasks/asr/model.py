@@ -7,25 +7,23 @@ Training, transcription and export all call this model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
-from sbkit.audio.fbank import LEVEL_STATE, Fbank
 from sbkit.audio.lengths import append_silence
 from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples, window_samples
+from sbkit.base.units import SAMPLE_RATE, SHIFT_MS
 from sbkit.bundle.side_inputs import LENGTHS_SUFFIX
 from sbkit.decoding.generate import generate
-from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
+from sbkit.models.encoder import AcousticModel, Encoder, Predictions, head_size, make_encoder
 from sbkit.models.encoder_parts import decoding_modules, label_embedding, sides_of
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.streaming import EncoderState, require_causal_level
+from sbkit.models.streaming import State, StreamingPart, require_causal_level
 from sbkit.models.transformer import Transformer
 from sbkit.text.decoder_tokenizer import GenerationSettings
 from sbkit.text.vocabulary import Vocabulary
@@ -75,8 +73,7 @@ class AsrModel(AcousticModel):
         elif seq_lin is not None:
             vocabulary.check_size(head_size(seq_lin), key="seq_lin", unit="outputs")
         require_frame_length(CNN, Transformer)
-        if isinstance(CNN, ConvFrontEnd) and CNN.is_causal:
-            require_causal_level(compute_features)
+        require_chunks(self.encoder)
         backbone = self.encoder.backbone
         if (embedding := label_embedding(backbone.module)) is not None:
             unit = "rows in its embedding"
@@ -268,54 +265,69 @@ class AsrModel(AcousticModel):
         return self.seq_lin(decoded)
 
     def as_streaming(self) -> "StreamingAsrModel | None":
-        """Return the model that runs chunk by chunk; None if it was not trained for that."""
-        features, front_end, encoder = map(self.encoder.modules.get, COMPOSED)
-        if (
-            isinstance(features, Fbank)
-            and isinstance(front_end, ConvFrontEnd)
-            and isinstance(encoder, Transformer)
-            and front_end.is_causal
-            and encoder.streaming is not None
-            and encoder.streaming.chunk_frames is not None
-        ):
-            chunk_frames = encoder.streaming.chunk_frames
-            return StreamingAsrModel(self, features, front_end, encoder, chunk_frames)
-        return None
+        """Return the model that runs chunk by chunk; None if its encoder was not made for that."""
+        chunk_frames: int | None = getattr(self.encoder.backbone.module, "chunk_frames", None)
+        return None if chunk_frames is None else StreamingAsrModel(self, chunk_frames)
 
 
-@dataclass(eq=False)
 class StreamingAsrModel:
-    """A recognizer as a `StreamingNetwork`, which holds no state of any session."""
+    """A recognizer as a `StreamingNetwork`, which holds no state of any session.
 
-    model: AsrModel
-    features: Fbank
-    front_end: ConvFrontEnd
-    encoder: Transformer
-    chunk_frames: int
+    The state has the fields of each part, named `<key of the part>_<name>`.
+    """
 
-    def __post_init__(self) -> None:
-        shift = shift_samples(self.features.sample_rate)
-        self.min_samples = window_samples(self.features.sample_rate)
-        self.chunk_shift_samples = self.chunk_frames * self.front_end.subsampling.stride * shift
-        self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
+    def __init__(self, model: AsrModel, chunk_frames: int) -> None:
+        self.model = model
+        modules: Any = model.encoder.modules
+        self.parts: Mapping[str, StreamingPart] = modules
+        self.names = {key: [*part.start()] for key, part in self.parts.items()}
+        subsampling = model.encoder.subsampling
+        first_part = model.encoder.features or model.encoder.backbone
+        overlap = max(0, -first_part.subsampling.offset)  # of windows; later parts keep a state
+        self.min_samples = subsampling.stride - subsampling.offset
+        self.chunk_shift_samples = chunk_frames * subsampling.stride
+        self.chunk_samples = self.chunk_shift_samples + overlap
 
-    def start(self) -> EncoderState:
-        start = self.front_end.start()
-        level = start["features"].new_zeros(1, LEVEL_STATE)
-        return EncoderState(level=level, **start, **self.encoder.start())
+    def start(self) -> State:
+        device = next(self.model.ctc_lin.parameters()).device
+        return {
+            f"{key}_{name}": tensor.to(device)
+            for key, part in self.parts.items()
+            for name, tensor in part.start().items()
+        }
 
     def forward_chunk(
-        self, audio: Tensor, audio_lengths: Tensor, state: EncoderState
-    ) -> tuple[Tensor, Tensor, EncoderState]:
+        self, audio: Tensor, audio_lengths: Tensor, state: State
+    ) -> tuple[Tensor, Tensor, State]:
         """Score every token at every frame of a chunk: (B, S), (B,) -> (B, U, V), (B,), state.
 
         audio_lengths: ``chunk_samples``, or less for a session that ends with this chunk.
         """
-        features, lengths, level = self.features.forward_chunk(audio, audio_lengths, state.level)
-        state = replace(state, level=level)
-        x, lengths, state = self.front_end.forward_chunk(features, lengths, state)
-        states, state = self.encoder.forward_chunk(x, lengths, state)
-        return self.model.frame_log_probs(states), lengths, state
+        x, lengths = audio, audio_lengths
+        next_state: State = {}
+        for key, part in self.parts.items():
+            own = {name: state[f"{key}_{name}"] for name in self.names[key]}
+            x, lengths, own = part.forward_chunk(x, lengths, own)
+            next_state |= {f"{key}_{name}": own[name] for name in own}
+        return self.model.frame_log_probs(x), lengths, next_state
+
+
+def require_chunks(encoder: Encoder) -> None:
+    """Raise ConfigError for a part that keeps an encoder with ``chunk_frames`` from live speech."""
+    backbone = encoder.backbone
+    if getattr(backbone.module, "chunk_frames", None) is None:
+        return
+    for key, part in encoder.modules.items():
+        methods = [name for name in ("start", "forward_chunk") if not hasattr(part, name)]
+        if methods or not getattr(part, "is_causal", True):
+            cause = f"has no `{methods[0]}`" if methods else "sees frames after its own"
+            raise ConfigError(
+                f"`{backbone.name}` runs in chunks, as live speech needs it, but `{key}` {cause}. "
+                f"Give `{key}` the methods of `StreamingPart` (sbkit's `CNN`: the option "
+                f"`streaming`), or take the chunks out of `{backbone.name}`.",
+                keys=(key,),
+            )
+        require_causal_level(part)
 
 
 def require_token_outputs(seq_lin: nn.Module | None, vocab_size: int) -> None:
