@@ -287,7 +287,7 @@ def finding_of_ids(
 
 def planned_by(run: PreparedRun) -> RankSampler | None:
     """Return the sampler of the training set; None if a recipe plans its batches itself."""
-    sampler = run.loaders.train.batch_sampler
+    sampler = getattr(run.loaders.train, "batch_sampler", None)
     return sampler if isinstance(sampler, RankSampler) else None
 
 

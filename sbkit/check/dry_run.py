@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -251,9 +251,9 @@ def _losses_of(brain: Brain, batch: object) -> Tensor:
 
 def short_rows(setup: PreparedRun) -> list[Row]:
     """Return two short utterances of the training data; one is longer, to have padding."""
-    loader = setup.loaders.train
-    num_rows = min(MAX_ROWS, len(loader.dataset))  # type: ignore[arg-type]
-    rows = [loader.dataset[index] for index in range(num_rows)]
+    dataset = example_loader(setup).dataset
+    num_rows = min(MAX_ROWS, len(dataset))
+    rows = [dataset[index] for index in range(num_rows)]
     shortest, *longer = sorted(rows, key=lambda row: len(row["audio"]))
     min_samples = LENGTH_RATIO * len(shortest["audio"])
     long_enough = [row for row in longer if len(row["audio"]) >= min_samples] or longer[-1:]
@@ -262,7 +262,13 @@ def short_rows(setup: PreparedRun) -> list[Row]:
 
 def small_batch(setup: PreparedRun) -> object:
     """Collate two short utterances of the training data."""
-    return setup.loaders.train.collate_fn(short_rows(setup))
+    return example_loader(setup).collate_fn(short_rows(setup))
+
+
+def example_loader(setup: PreparedRun) -> Any:
+    """Return the training loader; if it has no rows, that of statistics, over the training set."""
+    train = setup.loaders.train
+    return train if hasattr(train, "dataset") else setup.loaders.for_statistics
 
 
 # ---- do the parts fit, and are they saved?
@@ -401,7 +407,7 @@ def check_padding(run: CheckedRun) -> Iterator[Finding]:
     """Find states of an utterance that change in a batch with a longer one."""
     brain = run.brain
     rows = short_rows(run.copy)
-    collate = run.copy.loaders.train.collate_fn
+    collate = example_loader(run.copy).collate_fn
     if not isinstance(collate(rows), Batch):
         return
     with preserve_rng(brain.device):

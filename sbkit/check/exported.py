@@ -28,7 +28,7 @@ from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.side_inputs import SIDE_SHAPES
 from sbkit.bundle.task import ClipBatch, load_task
 from sbkit.check.checked_run import CheckedRun, Finding
-from sbkit.check.dry_run import evaluation, short_rows
+from sbkit.check.dry_run import evaluation, example_loader, short_rows
 from sbkit.checkpoint.ranking import PARTS
 from sbkit.checkpoint.weights import check_same_model
 from sbkit.data.batch import UtteranceDataset
@@ -180,7 +180,7 @@ def _compare(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
     if run.dry_run.created or run.dry_run.unsaved:
         return  # `check_state` names the cause
     brain, row = run.brain, short_rows(run.copy)[0]
-    batch = run.copy.loaders.train.collate_fn([row])
+    batch = example_loader(run.copy).collate_fn([row])
     names = bundle.config.model
     own_parts = {name: run.copy.hparams[name] for name in names}
     bundle_parts = dict(zip(names, bundle.model.network.model, strict=True))

@@ -284,11 +284,21 @@ def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> tuple[Spee
 class Loaders:
     """The batches of every split."""
 
-    train: Loader  # this rank's share of the global batches of the epoch
+    # This rank's share of the global batches of the epoch: a Loader, or a LoopedLoader of
+    # SpeechBrain around batches that have no end
+    train: Any
     valid: Mapping[str, Loader]  # by split
     test: Mapping[str, Loader]  # by split
     for_statistics: Loader  # the training set in order, or a random sample of it
     splits: Splits
+
+
+def length_of(batches: Any) -> int | None:
+    """Count the batches of a loader; None if it does not know."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
 
 
 def make_loaders(

@@ -38,7 +38,7 @@ from sbkit.checkpoint.rng import (
 )
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
 from sbkit.config.keys import with_defaults
-from sbkit.data.batch import Loaders
+from sbkit.data.batch import Loaders, length_of
 from sbkit.distributed.device import Placement, check_precision, resolve_placement
 from sbkit.distributed.ranks import world_size
 from sbkit.logs.metric import LOSS_METRIC, Metrics, best_key, describe_values
@@ -49,7 +49,7 @@ from sbkit.models.layers import GlobalNorm
 from sbkit.models.loss import Amount, Loss
 from sbkit.text.normalization import TextTable, language_table, table_from_stored
 from sbkit.train import loop
-from sbkit.train.evaluation import Evaluator, length_of
+from sbkit.train.evaluation import Evaluator
 from sbkit.train.loop import Batches, ResumedPosition, SplitLoaders
 from sbkit.train.metrics import TrainingMetrics
 from sbkit.train.model_state import (

@@ -126,11 +126,3 @@ def mean_over_ranks(losses: Sequence[Loss]) -> float:
     total = math.fsum(value for sums, _ in per_rank for value in sums)
     labels = math.fsum(value for _, counts in per_rank for value in counts)
     return total / labels if labels else math.nan
-
-
-def length_of(batches: Any) -> int | None:
-    """Count the batches of a loader; None if it does not know."""
-    try:
-        return len(batches)
-    except TypeError:
-        return None

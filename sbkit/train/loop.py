@@ -45,7 +45,7 @@ from sbkit.checkpoint.rng import (
     restore_random_state,
     seed_torch,
 )
-from sbkit.data.batch import Batch
+from sbkit.data.batch import Batch, length_of
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.ranks import (
     gather_over_ranks,
@@ -57,7 +57,7 @@ from sbkit.distributed.ranks import (
 from sbkit.logs.metric import LOSS_METRIC, best_key
 from sbkit.logs.progress import TrainingProgress
 from sbkit.models.loss import Loss
-from sbkit.train.evaluation import length_of, mean_over_ranks
+from sbkit.train.evaluation import mean_over_ranks
 from sbkit.train.metrics import Meter
 from sbkit.train.model_state import agree_on_buffers
 from sbkit.train.nonfinite import ids_of, memory_errors

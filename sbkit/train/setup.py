@@ -78,7 +78,14 @@ from sbkit.config.hparams import (
 )
 from sbkit.config.keys import KEYS, Key
 from sbkit.config.overrides import nest_overrides
-from sbkit.data.batch import Collate, CollateWithSides, Loaders, UtteranceDataset, user_columns
+from sbkit.data.batch import (
+    Collate,
+    CollateWithSides,
+    Loaders,
+    UtteranceDataset,
+    length_of,
+    user_columns,
+)
 from sbkit.data.forgetting import find_forgotten
 from sbkit.data.sampler import RankSampler, StatefulSampler
 from sbkit.data.splits import Splits
@@ -262,12 +269,22 @@ def prepare_data(spec: RunSpec) -> RunData:
 
 def build_run(data: RunData, placement: Placement) -> PreparedRun:
     """Build the objects of the YAML and the loaders; every rank does, once the labels are there."""
+    from speechbrain.dataio.dataloader import LoopedLoader  # data is prepared without it
+
     recipe = data.recipe
     hparams = build_objects(data)
     loaders = recipe.make_loaders(hparams, data.splits, data.labels, placement)
     if recipe.task.side_fields:
         add_side_inputs(data, hparams, loaders)
-    dealer = loaders.train.batch_sampler
+    dealer = getattr(loaders.train, "batch_sampler", None)
+    if length_of(loaders.train) is None:
+        raise ConfigError(
+            "`train` of the recipe's `make_loaders` has no length, so no epoch would end. Wrap it: "
+            "speechbrain.dataio.dataloader.LoopedLoader(loader, epoch_length=STEPS)",
+            keys=(RECIPE,),
+        )
+    if isinstance(loaders.train, LoopedLoader):
+        hparams["checkpointer"].add_recoverable("train_loader", loaders.train)
     if isinstance(dealer, RankSampler):
         dealer.use(recipe.make_sampler(hparams, loaders.splits, dealer.sampler))
         if isinstance(dealer.sampler, StatefulSampler):
