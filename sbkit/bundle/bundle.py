@@ -27,7 +27,7 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.imports import import_user_modules
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import ClipModel
-from sbkit.bundle.side_inputs import SideInputs, read_fields
+from sbkit.bundle.side_inputs import SideInputs, make_side_inputs
 from sbkit.bundle.task import ClipBatch, Labels, Task, load_task
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 
@@ -121,13 +121,11 @@ class Bundle(Generic[ModelT]):
 
         rows: of the clips; without rows, only the defaults of fields are known.
         """
-        task, rate = self.task, self.config.sample_rate
-        if not task.side_fields:
+        if not self.task.side_fields:
             return ()
-        return [
-            task.side_inputs(read_fields(task.side_fields, row, sample_rate=rate), self.labels)
-            for row in rows or [{}] * count
-        ]
+        rate = self.config.sample_rate
+        make = partial(make_side_inputs, self.task, self.labels, sample_rate=rate)
+        return [*map(make, rows or [{}] * count)]
 
     def predict_batch(self, batch: ClipBatch) -> Sequence[Any]:
         """Return the task's prediction for each clip, in one batch if the model can do that."""

@@ -17,12 +17,19 @@ from sbkit.audio.io import Samples, read_audio, to_samples
 from sbkit.base.arrays import Array
 from sbkit.base.errors import DataError
 from sbkit.base.files import size_and_mtime
-from sbkit.bundle.task import SideField
+from sbkit.bundle.task import Labels, SideField, Task
 
 SideInputs = Mapping[str, Array]  # of a clip, by the names of the network's arguments
 SIDE_SHAPES = "side_shapes"  # in config.json and in checkpoints: types and shapes of an example
 LENGTHS_SUFFIX = "_lengths"
 MAX_CACHED_FILES = 64  # of audio: the clips of a speaker often have the same
+
+
+def make_side_inputs(
+    task: Task, labels: Labels, row: Mapping[str, Any], *, sample_rate: int
+) -> SideInputs:
+    """Make the side inputs of a clip from its row; see `read_fields`."""
+    return task.side_inputs(read_fields(task.side_fields, row, sample_rate=sample_rate), labels)
 
 
 def read_fields(

@@ -34,7 +34,7 @@ from sbkit.base.errors import FAILED
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.base.workers import START_ERRORS, note_refusal
-from sbkit.bundle.side_inputs import LENGTHS_SUFFIX, read_fields, stack_side_inputs
+from sbkit.bundle.side_inputs import LENGTHS_SUFFIX, make_side_inputs, stack_side_inputs
 from sbkit.bundle.task import Labels, Task
 from sbkit.config.keys import with_defaults
 from sbkit.data.corpus import SettingValues
@@ -258,12 +258,8 @@ class CollateWithSides:
     sample_rate: int
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        task, rate = self.task, self.sample_rate
-        clips = [
-            task.side_inputs(read_fields(task.side_fields, row, sample_rate=rate), self.labels)
-            for row in rows
-        ]
-        arrays = stack_side_inputs(clips)
+        make = partial(make_side_inputs, self.task, self.labels, sample_rate=self.sample_rate)
+        arrays = stack_side_inputs([*map(make, rows)])
         sides = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return replace(self.collate(rows), sides=sides)
 

@@ -51,7 +51,7 @@ from sbkit.base.errors import ConfigError, SbkitError, concerning
 from sbkit.base.files import from_plain, read_file, to_json, write_bytes_atomically
 from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.base.versions import data_versions, versions
-from sbkit.bundle.side_inputs import SIDE_SHAPES, read_fields, shapes_of
+from sbkit.bundle.side_inputs import SIDE_SHAPES, make_side_inputs, shapes_of
 from sbkit.checkpoint.folder import TASK
 from sbkit.checkpoint.ranking import NORMALIZER
 from sbkit.checkpoint.rng import isolated_rng
@@ -319,8 +319,8 @@ def add_side_inputs(data: RunData, hparams: Settings, loaders: Loaders) -> None:
             keys=("concat_prob",),
         )
     row = UtteranceDataset(loaders.splits.train)[0]
-    fields = read_fields(task.side_fields, row, sample_rate=rate)
-    hparams["checkpointer"].meta[SIDE_SHAPES] = shapes_of(task.side_inputs(fields, data.labels))
+    example = make_side_inputs(task, data.labels, row, sample_rate=rate)
+    hparams["checkpointer"].meta[SIDE_SHAPES] = shapes_of(example)
     sets = [*loaders.valid.values(), *loaders.test.values()]
     for loader in (loaders.train, loaders.for_statistics, *sets):
         collate = cast(Collate, loader.collate_fn)

@@ -20,10 +20,10 @@ class AccentTransformer(Transformer):
 
     def __init__(self, *, d_model: int, **sizes: Any) -> None:
         super().__init__(d_model=d_model, **sizes)
-        layers = [
-            (nn.Linear(d_model, WIDTH), nn.SiLU(), nn.Linear(WIDTH, d_model)) for _ in ACCENTS
-        ]
-        self.adapters = nn.ModuleList(nn.Sequential(*adapter) for adapter in layers)
+        self.adapters = nn.ModuleList(
+            nn.Sequential(nn.Linear(d_model, WIDTH), nn.SiLU(), nn.Linear(WIDTH, d_model))
+            for _ in ACCENTS
+        )
 
     def forward(  # type: ignore[override]
         self, x: Tensor, lengths: Tensor, accent: Tensor
