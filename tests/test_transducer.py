@@ -18,6 +18,7 @@ from tests.serve.server import running_server, wav
 
 TINY = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1", "--nhead=2")
 SIZES = ("--cnn_channels=32", "--d_model=32", "--d_ffn=64", "--num_encoder_layers=1")
+Captured = pytest.CaptureFixture[str]
 MODULES = frozenset(["transducer", "transducer_recipe"])
 IMPORT = [option for name in sorted(MODULES) for option in ("--import", name)]
 
@@ -35,20 +36,27 @@ def run(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "call", "fix"),
+    [
+        ("broken", "bundle.nothing(", ""),
+        ("reaching", "bundle.model.network.predict(", r"\. .* Call `bundle.model.predict`"),
+    ],
+)
 def test_check_names_the_line_where_predict_fails(
-    run: Path, workplace: Workplace, capsys: pytest.CaptureFixture[str]
+    name: str, call: str, fix: str, run: Path, workplace: Workplace, capsys: Captured
 ) -> None:
+    """It runs as in `transcribe`, where a model has a thread."""
     folder = run.parent
-    for name in ("transducer.py", "transducer_recipe.py", "transducer.yaml"):
-        text = (folder / name).read_text().replace("transducer", "broken")
-        (folder / name.replace("transducer", "broken")).write_text(
-            text.replace("bundle.predict(", "bundle.nothing(")
-        )
-    yaml = folder / "broken.yaml"
-    assert workplace.train_here(folder / "broken", *SIZES, yaml=yaml, tiny=TINY) == BAD_INPUT
-    assert re.search(
-        r"`predict` or `result` .*, in line \d+ of .*/broken.py", capsys.readouterr().err
-    )
+    for file in ("transducer.py", "transducer_recipe.py", "transducer.yaml"):
+        text = (folder / file).read_text().replace("transducer", name)
+        assert file != "transducer.py" or "bundle.predict(" in text
+        copy = folder / file.replace("transducer", name)
+        copy.write_text(text.replace("bundle.predict(", call))
+    yaml = folder / f"{name}.yaml"
+    assert workplace.train_here(folder / name, *SIZES, yaml=yaml, tiny=TINY) == BAD_INPUT
+    place = rf"`predict` or `result` .*, in line \d+ of .*/{name}.py \(\w+\)\){fix}"
+    assert re.search(place, capsys.readouterr().err)
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from sbkit.export.export import bundle_weights, part_facts
 from sbkit.export.formats import declared_formats
 from sbkit.export.parity import noise_case
 from sbkit.models.encoder import Predictions
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.torch_model import TorchModel, assemble
 from sbkit.tasks.asr.bundle import as_recognizer
 from sbkit.train.brain import Brain
@@ -95,20 +96,34 @@ def _add_noise(model: nn.Module) -> None:
 
 
 def _try_task(run: CheckedRun, bundle: Bundle[TorchModel]) -> Iterator[Finding]:
-    """Find a `predict` or `result` of the task that fails, as the test of the run would."""
+    """Find a `predict` or `result` of the task that fails, as the test or `transcribe` would."""
     task = bundle.task
     if not type(run.brain).metrics:
         return
     row = UtteranceDataset(run.data.splits.train)[0]
     batch = ClipBatch(clips=[row["audio"]], rows=[row], times=True)
     try:
-        (prediction,) = task.predict(bundle, batch)
+        with ExitStack() as stack:
+            if task.predicts == "text":  # `transcribe` and the server run the model in a thread
+                model = ModelThread(lambda: bundle.model)
+                stack.callback(model.close)
+                (prediction,) = task.predict(bundle.with_model(model), batch)
+            else:
+                (prediction,) = task.predict(bundle, batch)
         task.result(prediction, row, config=bundle.config)
     except Exception as error:  # whatever a task of the user's raises
+        fix = ""
+        if ModelThread.__name__ in str(error):
+            fix = (
+                "`sbkit transcribe` and the server run a model in a thread of its own. Call "
+                "`bundle.model.predict`; what a network takes beside audio is a side input "
+                "(docs/guide/own-task.md)."
+            )
         yield run.finding(
             "recipe",
             problem=f"`predict` or `result` of {task.name} fails for the clip {row['id']} "
             f"({type(error).__name__}: {error}{place_of(error)})",
+            fix=fix,
         )
 
 
