@@ -1,6 +1,7 @@
 """A recipe whose batches have no end trains `epoch_length` of them in each epoch."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,34 +11,7 @@ from sbkit.commands.cli import run as sbkit
 from tests.runs import ROOT, Workplace, records_of, stopped_after
 
 pytestmark = pytest.mark.slow
-RECIPE = """
-from dataclasses import replace
-
-import numpy as np
-from speechbrain.dataio.dataloader import LoopedLoader
-from torch.utils.data import DataLoader, IterableDataset
-
-from recipes.asr.recipe import AsrRecipe
-
-
-class RandomBatches(IterableDataset):
-    def __init__(self, rows, collate):
-        self.rows, self.collate = rows, collate
-
-    def __iter__(self):
-        random = np.random.default_rng(0)
-        while True:
-            chosen = random.integers(0, len(self.rows), 4)
-            yield self.collate([self.rows[int(index)] for index in chosen])
-
-
-class Endless(AsrRecipe):
-    def make_loaders(self, *arguments):
-        loaders = super().make_loaders(*arguments)
-        batches = RandomBatches(loaders.train.dataset, loaders.train.collate_fn)
-        endless = DataLoader(batches, batch_size=None)
-        return replace(loaders, train=LoopedLoader(endless, epoch_length=5))
-"""
+RECIPE = (ROOT / "tests/user_parts/my_endless.py").read_text("utf-8")  # as on the page
 OPTIONS = ("--number_of_epochs=2", "--log_every=1")
 
 
@@ -48,6 +22,7 @@ def yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"base: {ROOT}/hparams/ctc.yaml\nrecipe: endless.Endless\n"
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "endless", raising=False)  # of the other test
     return tmp_path / "endless.yaml"
 
 

@@ -61,34 +61,10 @@ class ByLossRecipe(LanguageRecipe):
     task = ByLoss()
     brain = ByLossBrain
 """
-GRAPH = """
-from language_id import LanguageIdentification, LanguageModel
-
-from sbkit.bundle.task import Graph
-
-
-class GraphModel(LanguageModel):
-    settings = {"unit": "nats"}
-
-    def identify(self, audio, audio_lengths):
-        return self.predict(32768 * audio, audio_lengths)
-
-
-class WithGraph(LanguageIdentification):
-    graphs = {
-        "identify": Graph(
-            inputs=("audio", "audio_lengths"),
-            outputs=("log_probs",),
-            arguments=lambda run, audio, lengths: (audio, lengths),
-        )
-    }
-
-    def model_class(self):
-        return GraphModel
-"""
+GRAPH = (ROOT / "tests/user_parts/my_graph.py").read_text("utf-8")  # as on the page
 GRAPH_RECIPE = """
 from language_id_recipe import LanguageRecipe
-from own_graph import WithGraph
+from my_graph import WithGraph
 
 
 class WithGraphRecipe(LanguageRecipe):
@@ -103,8 +79,8 @@ def project(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> P
     shutil.copytree(ROOT / "docs/examples/language_id", folder)
     (folder / "by_loss.py").write_text(BY_LOSS)
     (folder / "by_loss_recipe.py").write_text(BY_LOSS_RECIPE)
-    (folder / "own_graph.py").write_text(GRAPH)
-    (folder / "own_graph_recipe.py").write_text(GRAPH_RECIPE)
+    (folder / "my_graph.py").write_text(GRAPH)
+    (folder / "my_graph_recipe.py").write_text(GRAPH_RECIPE)
     for split in SPLITS:
         write_table(folder / f"{split}.csv", workplace, ("en", "fr"))
     return folder
@@ -254,10 +230,10 @@ def test_graph_with_a_single_output_is_exported(
     workplace: Workplace, project: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     """It is traced by the check: one that has a constant size is refused before training."""
-    options = ("--recipe=own_graph_recipe.WithGraphRecipe", "--export_formats=[onnx]")
+    options = ("--recipe=my_graph_recipe.WithGraphRecipe", "--export_formats=[onnx]")
     checked = (*options, "--check=True", "--number_of_epochs=1")
     assert train(workplace, project, tmp_path / "run", *checked) == 0
-    modules = frozenset(["own_graph", "language_id"])
+    modules = frozenset(["my_graph", "language_id"])
     torch_bundle = load_bundle(tmp_path / "run", user_modules=modules)
     onnx = load_bundle(tmp_path / "run", user_modules=modules, runtime="onnx").model
     clips = np.random.default_rng(0).standard_normal((2, 16_000)).astype(np.float32) / 10
@@ -265,10 +241,10 @@ def test_graph_with_a_single_output_is_exported(
     (expected,), (computed,) = (m.run("identify", *arrays) for m in (torch_bundle.model, onnx))
     np.testing.assert_allclose(computed, expected, atol=1e-3)
     assert onnx.settings == {"unit": "nats"}
-    code = (project / "own_graph.py").read_text()
+    code = (project / "my_graph.py").read_text()
     constant = code.replace("32768 * audio,", "32768 * audio.reshape(3, 16_000),")
     (project / "own_constant.py").write_text(constant)
-    recipe = (project / "own_graph_recipe.py").read_text().replace("own_graph", "own_constant")
+    recipe = (project / "my_graph_recipe.py").read_text().replace("my_graph", "own_constant")
     (project / "own_constant_recipe.py").write_text(recipe)
     refused = ("--recipe=own_constant_recipe.WithGraphRecipe", *checked[1:])
     assert train(workplace, project, tmp_path / "constant", *refused) == BAD_INPUT

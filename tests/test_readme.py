@@ -399,10 +399,11 @@ def test_pages_show_files_that_tests_train() -> None:
     )
     for block in blocks(yaml, "yaml")[0].split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
-    names = ("my_models", "my_live", "my_curriculum", "my_step")
+    names = ("my_models", "my_live", "my_curriculum", "my_endless", "my_step")
     assert blocks(parts, "python") == [(folder / f"{n}.py").read_text("utf-8") for n in names]
-    recipe, accents = blocks(task, "python")
+    recipe, accents, graph = blocks(task, "python")
     assert recipe == (folder / "my_recipe.py").read_text("utf-8")
+    assert graph == (folder / "my_graph.py").read_text("utf-8")
     assert accents in (ROOT / "docs/examples/accents/accents.py").read_text("utf-8")
     (transducer,) = blocks((ROOT / "docs/tasks/asr.md").read_text("utf-8"), "python")
     assert transducer in (ROOT / "docs/examples/transducer/transducer.py").read_text("utf-8")
