@@ -51,6 +51,7 @@ NOT_RUN_HERE = (
     "python train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "python train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
     "python train.py hparams/ctc.yaml --data_folder=manifests",
+    *("python train.py hparams/ctc.yaml --data_folder=/data/elan", "sbkit score results/elan"),
     *(
         *("sbkit new my-project", "sbkit new course", "sbkit new lab"),
         "sbkit serve my-",

@@ -188,6 +188,7 @@ SAME: Mapping[str, str] = {
 UNSEEN: Mapping[str, str] = {
     "decoder": "an object; its arguments refer to keys",
     "encoding": "its prompts are ASCII",
+    "tier": "its tables have none",
     "keep_tags": "its prompts have no tags",
     "symbols": "phonemes need espeak-ng",
     "ctc_pretrained:sample_rate": "it is that of the encoder",

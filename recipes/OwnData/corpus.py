@@ -72,6 +72,16 @@ class OwnData(Corpus):
     def recognizes(cls, settings: SettingValues) -> bool:
         return bool(settings["manifest"])
 
+    def manifest(self) -> Mapping[str, Any]:
+        """Return the files of each split, as the key `manifest` names them."""
+        manifest: Mapping[str, Any] = self.settings["manifest"]
+        return manifest
+
+    def options(self, source: str) -> TableOptions:
+        """Return how a table is read."""
+        language = single_language_tag(self.settings["language"])
+        return TableOptions.from_settings(self.settings, language, source)
+
     def splits(self) -> Mapping[str, Sequence[str]]:
         roles = {name: split.role for name, split in self._splits.items()}
         if roles.pop(ALL_SPLITS, None):
@@ -83,7 +93,7 @@ class OwnData(Corpus):
                     f"`manifest` has the split {name!r}, but names start with a letter or digit "
                     "and consist of letters, digits and . + - _."
                 )
-        are_chosen = self.settings["splits"] or ALL_SPLITS in self.settings["manifest"]
+        are_chosen = self.settings["splits"] or ALL_SPLITS in self.manifest()
         for role, key in (("train", "train"), ("valid", "dev")):
             if not are_chosen and role not in roles.values():
                 raise ConfigError(
@@ -112,17 +122,12 @@ class OwnData(Corpus):
                 yield replace(rows, rows=(1 + np.flatnonzero(chosen)).tolist())
 
     def _read(self, split: Split) -> list[Manifest | AudioTable]:
-        options = partial(
-            TableOptions.from_settings,
-            self.settings,
-            single_language_tag(self.settings["language"]),
-        )
-        return read_files([(file, options(file.path)) for file in split.files])
+        return read_files([(file, self.options(file.path)) for file in split.files])
 
     @cached_property
     def _splits(self) -> dict[str, Split]:
         """The sources of each split, listed once; ``all`` has those to be split."""
-        splits = _parse_manifest(self.settings["manifest"])
+        splits = _parse_manifest(self.manifest())
         files = [file.path for split in splits.values() for file in split.files]
         columns = self.settings["columns"] or {}
         encoding = self.settings["encoding"]

@@ -163,7 +163,7 @@ def prepare_language_models(
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
     if lm_text.files:
         read = partial(read_sentences, lm_text.files, table, settings)
-        options = [settings["columns"], settings["encoding"]]
+        options = [settings[key] for key in ("columns", "encoding", "tier")]
         source = f"{lm_text.source} {short_digest(options)}"
         lm_text = replace(lm_text, source=source, sentences=read, held_out=held_out)
     else:

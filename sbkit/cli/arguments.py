@@ -111,6 +111,8 @@ def _add_group(add: AddArgument, group: str) -> None:
             add("--columns", metavar="{ROLE: COLUMN}", type=_parse_columns, help=columns)
             encoding = "the encoding of the tables and texts, such as cp1252 (default: UTF-8)"
             add("--encoding", metavar="NAME", help=encoding)
+            tier = "of .eaf and .TextGrid: the name, type or participant of tiers; repeatable"
+            add("--tier", metavar="NAME", action="append", help=tier)
         case "share":
             share = "do only the K-th of N equal shares, in an array of jobs"
             add("--share", metavar="K/N", type=parse_share, help=share)

@@ -84,7 +84,9 @@ def _forget(options: Namespace) -> None:
         raise ConfigError("Name the clips: `sbkit cache forget TABLE|FILE ...`.")
     forget(
         options.sources,
-        options=TableOptions(options.columns or {}, encoding=options.encoding),
+        options=TableOptions.from_settings(
+            {name: getattr(options, name) for name in ("columns", "encoding", "tier")}
+        ),
         outs=options.out,
         runs=options.runs,
         dry_run=options.dry_run,

@@ -145,7 +145,8 @@ def _prepare(
     prepared: Iterable[tuple[str, datasets.Dataset]]
     if names:
         as_tested = None
-        settings = table_settings(folder, columns=options.columns, encoding=options.encoding)
+        named = {name: getattr(options, name) for name in ("columns", "encoding", "tier")}
+        settings = table_settings(folder, **named)
         prepared_sets = (prepare_user_set(bundle, path, settings) for path in options.data)
         prepared = zip(names, prepared_sets, strict=True)
     else:

@@ -40,7 +40,7 @@ def tune(options: Namespace) -> None:
 
     names = (
         *("out", "data", "lm_text", "word_lm_order", "token_lm_order", "beam_size"),
-        *("attention_rescoring", "columns", "encoding", "user_modules"),
+        *("attention_rescoring", "columns", "encoding", "tier", "user_modules"),
     )
     values = {name: getattr(options, name) for name in names}
     if options.lm_text is not None:  # a file or a list of files, as in a YAML
@@ -67,6 +67,6 @@ def train_language_model(options: Namespace) -> None:
         raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
     for text in filter(is_arpa, options.texts):
         raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
-    settings = {"columns": options.columns, "encoding": options.encoding}
+    settings = {name: getattr(options, name) for name in ("columns", "encoding", "tier")}
     sentences = read_sentences(options.texts, table, settings)
     print(write_language_model(out, sentences, order=options.order, tokenizer=tokenizer))

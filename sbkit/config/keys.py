@@ -200,6 +200,11 @@ KEYS: Mapping[str, Key] = {
         None,
         "of your tables, or {b.csv: cp1252} of one; null: UTF-8, or UTF-16 with its mark",
     ),
+    "tier": data_key(
+        str | SomeTexts | None,
+        None,
+        "of .eaf and .TextGrid: the name, type or participant of tiers; null: the only one",
+    ),
     "split_shares": data_key(
         Annotated[Annotated[object, SOME_NAMES] | None, "Write null for the usual."],
         None,

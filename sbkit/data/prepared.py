@@ -88,7 +88,7 @@ UNSAFE_CHARS = re.compile(r"[^\w.+-]+")  # in the name of a folder
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # 1000 clips of 5 s at 16 kHz take 160 MB
 UNITS_PER_CORE = 4  # for a small corpus
 # Keys that decide which audio there is
-SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding")
+SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding", "tier")
 # All keys that corpora and filters may read
 DATA_KEYS = (*(name for name, key in KEYS.items() if "rows" in key.affects), "audio_store")
 

@@ -25,6 +25,7 @@ from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, note_once, short_value
 from sbkit.base.user_folders import cache_folder, expand_home, make_cache_folder
+from sbkit.data.annotations import read_table_or_annotations
 from sbkit.data.audio_tables import (
     AudioTable,
     add_partition,
@@ -45,16 +46,16 @@ from sbkit.data.tables import (
     is_missing,
     locate,
     locate_clip,
-    read_table,
     read_text_column,
     require_column,
     to_manifest,
 )
 
 ARROW_SUFFIXES = (".parquet", ".arrow")
-TABLE_FORMATS = "CSV, TSV, JSON Lines, parquet, Arrow or tars"
+TABLE_FORMATS = "CSV, TSV, JSON Lines, parquet, Arrow, tars, .eaf or .TextGrid"
 TABLE_PATTERN = re.compile(
-    r"\.(parquet|arrow|tar|tar\.gz|tgz|(jsonl|csv|tsv|json)(\.gz|\.bz2|\.xz|\.zst)?)$"
+    r"\.(parquet|arrow|tar|tar\.gz|tgz|eaf|[Tt]ext[Gg]rid|"
+    r"(jsonl|csv|tsv|json)(\.gz|\.bz2|\.xz|\.zst)?)$"
 )
 # A role in a name; see https://huggingface.co/docs/hub/datasets-file-names-and-splits
 ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
@@ -199,7 +200,7 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
     if file.path.endswith(ARROW_SUFFIXES):
         table = read_paths(file.path, options)
     else:
-        table = read_table(file.path, options.encoding)
+        table = read_table_or_annotations(file.path, options)
     table = add_partition(table, file.partition)
     if "://" in file.path:
         find_audio = partial(locate, file.path.rpartition("/")[0])

@@ -11,12 +11,12 @@ from typing import Any
 
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
+from sbkit.data.annotations import read_table_or_annotations
 from sbkit.data.audio_tables import read_text_rows
 from sbkit.data.read_manifests import ARROW_SUFFIXES, TABLE_PATTERN, find_files
 from sbkit.data.tables import (
     TableOptions,
     read_lines,
-    read_table,
     read_text_column,
     require_column,
 )
@@ -60,7 +60,7 @@ def _read_transcripts(source: Path, options: TableOptions) -> Iterator[str]:
         if file.path.endswith(ARROW_SUFFIXES):
             table = read_text_rows(file.path, options)
         else:
-            table = read_table(file.path, options.encoding)
+            table = read_table_or_annotations(file.path, options)
         if table.excluded:
             rows = plural(len(table.excluded), "row")
             logger.info(f"{file.path}: {rows} left out, {table.excluded[0].reason}")

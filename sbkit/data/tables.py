@@ -105,6 +105,7 @@ class TableOptions:
     language: str = ""  # spoken in the clips, "" if unknown; fills the column ``language``
     encoding: str | None = None  # of text; None: UTF-8, or UTF-16 with a byte order mark
     data_root: str | None = None  # the folder that replaces $data_root in paths
+    tiers: tuple[str, ...] = ()  # of annotations: names, types or participants
 
     @classmethod
     def from_settings(
@@ -141,7 +142,9 @@ class TableOptions:
                 columns[name] = value
             elif source is None or is_named(source, name):
                 table_columns |= value
-        return cls(columns | table_columns, language, encoding, settings["data_folder"])
+        named = settings["tier"] or ()
+        tiers = (named,) if isinstance(named, str) else tuple(named)
+        return cls(columns | table_columns, language, encoding, settings["data_folder"], tiers)
 
     @property
     def has_text(self) -> bool:
@@ -211,7 +214,7 @@ def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table
     encoding: None for UTF-8, or UTF-16 with a byte order mark.
     """
     file = str(file)
-    with _open_text(file, encoding) as lines:
+    with open_text(file, encoding) as lines:
         numbered = enumerate(lines, start=1)
         nonblank = ((number, line) for number, line in numbered if line.strip("\t,;| \r\n"))
         number, first = next(nonblank, (0, ""))
@@ -236,12 +239,12 @@ def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table
 
 def read_lines(file: Path | str, encoding: str | None = None) -> Iterator[str]:
     """Yield the lines of a text; decompress it if its name says so. Raises DataError."""
-    with _open_text(str(file), encoding) as lines:
+    with open_text(str(file), encoding) as lines:
         yield from lines
 
 
 @contextmanager
-def _open_text(file: str, encoding: str | None) -> Iterator[TextIO]:
+def open_text(file: str, encoding: str | None) -> Iterator[TextIO]:
     """Open a text; raise DataError if it is damaged."""
     is_remote = "://" in file
     if not (is_remote or Path(file).is_file()):

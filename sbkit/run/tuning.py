@@ -6,7 +6,7 @@ weights, confidences) -> its errors -> new bundle
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +38,7 @@ def tune(
     data: Path | None = None,
     columns: Mapping[str, Any] | None = None,
     encoding: str | None = None,
+    tier: Sequence[str] | None = None,
     user_modules: frozenset[str] = frozenset(),
     **options: Any,
 ) -> Path:
@@ -46,7 +47,7 @@ def tune(
     out: the folder of the new bundle.
     spec: of the run; by default the YAML in its folder.
     data: a table, as the validation set; by default the run's own sets.
-    columns, encoding: of the table and the texts.
+    columns, encoding, tier: of the table and the texts.
     options: those of `sbkit.tasks.asr.fitting.fit_another_decoder`.
     """
     is_bundle = (model / CONFIG_FILE).exists()
@@ -65,7 +66,7 @@ def tune(
         splits: Splits | None = None
         if spec is not None:
             splits = prepare_splits(spec, load_trusted_recipe(spec, user_modules))
-        tables = table_settings(model, columns=columns, encoding=encoding)
+        tables = table_settings(model, columns=columns, encoding=encoding, tier=tier)
         sets: Mapping[str, datasets.Dataset]
         if data is not None:
             sets = {name_of(data): prepare_user_set(bundle, data, tables)}

@@ -86,7 +86,7 @@ def name_of(path: Path) -> str:
 
 
 def table_settings(model: Path, **options: object) -> dict[str, object]:
-    """Return the columns and the encoding of tables; a run's settings replace missing options."""
+    """Return options of tables, such as `columns`; a run's settings replace missing ones."""
     has_settings = not (model / CONFIG_FILE).exists() and is_run(model)
     settings = read_spec(model / RUN_YAML).settings if has_settings else {}
     return {name: settings.get(name) if v is None else v for name, v in options.items()}
@@ -130,6 +130,7 @@ def prepare_user_set(
         "manifest": {"test": str(path)},
         "columns": settings["columns"],
         "encoding": settings["encoding"],
+        "tier": settings["tier"],
         "language": language,
         "sample_rate": bundle.config.sample_rate,
     }

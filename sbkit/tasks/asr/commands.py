@@ -37,7 +37,8 @@ from sbkit.tasks.asr import segment
 if TYPE_CHECKING:
     from sbkit.tasks.asr.transcript import Transcript
 
-TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
+TIMED_FORMATS = ("srt", "vtt", "tsv", "eaf", "textgrid")  # a file for each recording
+SUFFIXES = {"text": ".txt", "textgrid": ".TextGrid"}  # of results, if it is not the format
 RECORD = "sbkit-results"  # how the names of the files of a record begin; those of shares differ
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
 # Options with an effect on a result; --truncated only adds some.
@@ -140,7 +141,7 @@ def _write_results(
         try:
             if isinstance(outcome, SbkitError):
                 raise outcome
-            text = _to_text(outcome, options.format)
+            text = _to_text(outcome, options.format, file)
             if entry := due[file]:
                 write_result(options, entry, f"{text}\n")
             elif options.format == "text" and (len(files) > 1 or options.share is not None):
@@ -167,8 +168,9 @@ def _write_results(
     return PARTLY_DONE if num_failed else 0
 
 
-def _to_text(result: "Transcript", format: str) -> str:
+def _to_text(result: "Transcript", format: str, recording: Path) -> str:
     """Return a result in a format, without the last line end."""
+    from sbkit.tasks.asr.annotation_files import to_eaf, to_textgrid
     from sbkit.tasks.asr.subtitles import to_srt, to_tsv, to_vtt
 
     if format == "json":
@@ -178,6 +180,10 @@ def _to_text(result: "Transcript", format: str) -> str:
             raise DataError(f"This model does not time words, which --format {format} needs.")
         if format == "tsv":
             return to_tsv(result.words)
+        if format == "eaf":
+            return to_eaf(result.words, recording, spaces=result.spaces).rstrip()
+        if format == "textgrid":
+            return to_textgrid(result.words, result.seconds, spaces=result.spaces).rstrip()
         return {"srt": to_srt, "vtt": to_vtt}[format](result.words, spaces=result.spaces)
     return str(result)
 
@@ -206,7 +212,7 @@ def plan_results(
     recordings: of all shares, each with its name.
     """
     require_writable(options.out, option="--out")
-    suffix = ".txt" if options.format == "text" else f".{options.format}"
+    suffix = SUFFIXES.get(options.format, f".{options.format}")
     paths = {file: os.path.normpath(file.absolute()) for file in recordings}
     text_options = {option: _content(getattr(options, option)) for option in TEXT_OPTIONS}
     common = {"model": _content(options.bundle), "options": text_options}
