@@ -1,8 +1,9 @@
-"""Read the tables, folders and URLs that the user names for each split.
+"""Read the tables, folders and URLs that the user names for each split, and annotated recordings.
 
 manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: s3://lake/noisy}}
 manifest: {all: a.csv}                  has a column `split`, or is split by its speakers
 manifest: {all: folder}                 has files or folders named train, dev (validation) and test
+data_folder: folder                     of .eaf or .TextGrid files is the same
 """
 
 import logging
@@ -22,6 +23,7 @@ import pyarrow as pa
 from sbkit.audio.io import AudioSpan
 from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.messages import listed
+from sbkit.data.annotations import is_annotation_file
 from sbkit.data.audio_tables import AudioTable, is_tar
 from sbkit.data.columns import ROLE_OF, find_split_column, role_of
 from sbkit.data.corpus import (
@@ -31,6 +33,7 @@ from sbkit.data.corpus import (
     CorpusRow,
     SettingValues,
     deal_speakers,
+    named_folder,
     parse_split_shares,
 )
 from sbkit.data.manifest import Excluded, Manifest, span_name
@@ -66,21 +69,28 @@ class Split:
 
 
 class OwnData(Corpus):
-    """The files of the key ``manifest``."""
+    """The files of the key ``manifest``, or a folder of annotated recordings."""
+
+    layout = "a folder of .eaf or .TextGrid files"
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        return bool(settings["manifest"])
+        """Check for ``manifest``, or for a data folder with annotations, also one level below."""
+        if settings["manifest"]:
+            return True
+        folder = named_folder(settings)
+        if folder is None or not folder.is_dir():
+            return False
+        files = chain(folder.glob("*"), folder.glob("*/*"))
+        return any(is_annotation_file(file.name) for file in files)
 
-    def manifest(self) -> Mapping[str, Any]:
-        """Return the files of each split, as the key `manifest` names them."""
-        manifest: Mapping[str, Any] = self.settings["manifest"]
-        return manifest
+    def _manifest(self) -> Mapping[str, Any]:
+        return self.settings["manifest"] or {ALL_SPLITS: str(named_folder(self.settings))}
 
-    def options(self, source: str) -> TableOptions:
-        """Return how a table is read."""
+    def _options(self, source: str) -> TableOptions:
         language = single_language_tag(self.settings["language"])
-        return TableOptions.from_settings(self.settings, language, source)
+        options = TableOptions.from_settings(self.settings, language, source)
+        return options if self.settings["manifest"] else replace(options, data_root=None)
 
     def splits(self) -> Mapping[str, Sequence[str]]:
         roles = {name: split.role for name, split in self._splits.items()}
@@ -93,7 +103,7 @@ class OwnData(Corpus):
                     f"`manifest` has the split {name!r}, but names start with a letter or digit "
                     "and consist of letters, digits and . + - _."
                 )
-        are_chosen = self.settings["splits"] or ALL_SPLITS in self.manifest()
+        are_chosen = self.settings["splits"] or ALL_SPLITS in self._manifest()
         for role, key in (("train", "train"), ("valid", "dev")):
             if not are_chosen and role not in roles.values():
                 raise ConfigError(
@@ -122,12 +132,12 @@ class OwnData(Corpus):
                 yield replace(rows, rows=(1 + np.flatnonzero(chosen)).tolist())
 
     def _read(self, split: Split) -> list[Manifest | AudioTable]:
-        return read_files([(file, self.options(file.path)) for file in split.files])
+        return read_files([(file, self._options(file.path)) for file in split.files])
 
     @cached_property
     def _splits(self) -> dict[str, Split]:
         """The sources of each split, listed once; ``all`` has those to be split."""
-        splits = _parse_manifest(self.manifest())
+        splits = _parse_manifest(self._manifest())
         files = [file.path for split in splits.values() for file in split.files]
         columns = self.settings["columns"] or {}
         encoding = self.settings["encoding"]

@@ -31,6 +31,8 @@ LAYOUTS = {  # a file of each folder, by the class that recognizes it
     "a_supervisions_train.jsonl.gz": "Lhotse",
     "train/wav.scp": "Lhotse",
     "a_cuts_train.jsonl": "Lhotse",
+    "talk.eaf": "OwnData",
+    "sessions/talk.TextGrid": "OwnData",
     "train.tsv": None,
     "metadata.csv": None,
 }
