@@ -72,7 +72,7 @@ def test_own_encoder_runs_live(folder: Path, workplace: Workplace, capsys: Captu
         capsys.readouterr()
         assert workplace.sbkit(*transcribe, *options) == 0
         texts.append(capsys.readouterr().out.split())
-    assert len("".join(texts[0])) > 5 and texts[0] == texts[1]
+    assert len("".join(texts[0])) > 1 and texts[0] == texts[1]
 
 
 def write_letters(weights: dict[str, torch.Tensor]) -> None:
