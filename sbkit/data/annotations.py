@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pyarrow as pa
 
 from sbkit.audio.io import SUFFIXES
@@ -71,7 +72,7 @@ def read_annotations(file: str, options: TableOptions) -> Table:
     if file.lower().endswith(ELAN):
         tiers, audio = _read_elan(file)
     else:
-        tiers, audio = _read_praat(file, options.encoding), find_recording(file)
+        tiers, (audio, _) = _read_praat(file, options.encoding), find_recording(file)
     if options.tiers:
         chosen = [tier for tier in tiers if tier.is_named(options.tiers)]
     else:
@@ -99,24 +100,26 @@ def read_annotations(file: str, options: TableOptions) -> Table:
     return Table(file, table, range(1, len(rows) + 1), excluded)
 
 
-def find_recording(file: str, *urls: str) -> str:
-    """Return the recording at one of the URLs, or the one beside a file that has its name.
+def find_recording(file: str, media: Sequence[Mapping[str, str]] = ()) -> tuple[str, int]:
+    """Return the recording of annotations, and the time in it where they begin, in milliseconds.
 
-    Raises DataError if there is none.
+    media: what a file of ELAN says about its recordings, the one to prefer first.
+
+    Raises DataError if there is none: at a path that ELAN names, or beside the file.
     """
-    folder = Path(file).parent
-    candidates: list[Path] = []
-    for url in urls:
-        path = Path(unquote(urlsplit(url).path if url.startswith("file:") else url))
-        is_address = "://" in url and not url.startswith("file:")
-        candidates += [] if is_address else [folder / path]
-        candidates.append(folder / re.split(r"[/\\]", str(path))[-1])  # it was moved with the file
-    candidates += [Path(file).with_suffix(suffix) for suffix in SUFFIXES]
-    for candidate in candidates:
-        if candidate.is_file():
-            return str(candidate)
-    names = listed([*dict.fromkeys(path.name for path in candidates[: len(urls) * 2])])
-    wanted = names or f"{Path(file).stem}{SUFFIXES[0]}"
+    names: list[str] = []
+    for item in media:
+        for url in filter(None, map(item.get, ("RELATIVE_MEDIA_URL", "MEDIA_URL"))):
+            is_address = "://" in url and not url.startswith("file:")
+            path = unquote(urlsplit(url).path if url.startswith("file:") else url)
+            names.append(re.split(r"[/\\]", path)[-1])  # it may have been moved with the file
+            for candidate in (*([] if is_address else [path]), names[-1]):
+                if (recording := Path(file).parent / candidate).is_file():
+                    return str(recording), int(item.get("TIME_ORIGIN") or 0)
+    for recording in map(Path(file).with_suffix, SUFFIXES):
+        if recording.is_file():
+            return str(recording), 0
+    wanted = listed([*dict.fromkeys(names)]) or f"{Path(file).stem}{SUFFIXES[0]}"
     raise DataError(
         f"{file}: its recording, {wanted}, is missing. Put it beside the file.", file=file
     )
@@ -145,9 +148,7 @@ def _read_elan(file: str) -> tuple[list[Tier], str]:
         raise DataError(
             f"{file} cannot be read as a file of ELAN ({type(error).__name__}: {error}).", file=file
         ) from error
-    keys = ("RELATIVE_MEDIA_URL", "MEDIA_URL")
-    origin = int(media[0].get("TIME_ORIGIN") or 0) if media else 0
-    urls = [item[key] for item in media for key in keys if item.get(key)]
+    recording, origin = find_recording(file, media)
     shifted = [
         Tier(
             tier.name,
@@ -157,7 +158,7 @@ def _read_elan(file: str) -> tuple[list[Tier], str]:
         )
         for tier in tiers
     ]
-    return shifted, find_recording(file, *urls)
+    return shifted, recording
 
 
 def _is_video(media: Mapping[str, str]) -> bool:
@@ -166,18 +167,11 @@ def _is_video(media: Mapping[str, str]) -> bool:
 
 def _fill_times(slots: Mapping[str, int | None]) -> dict[str, float]:
     """Return the time of each slot; slots without one lie evenly between their neighbors."""
-    names, filled = [*slots], dict[str, float]()
-    known = [index for index, name in enumerate(names) if slots[name] is not None]
-    for index, name in enumerate(names):
-        before = max((k for k in known if k <= index), default=None)
-        after = min((k for k in known if k >= index), default=before)
-        before = after if before is None else before
-        if before is None or after is None:
-            raise ValueError("no slot has a time")
-        first, last = slots[names[before]] or 0, slots[names[after]] or 0
-        share = (index - before) / (after - before) if after > before else 0
-        filled[name] = first + share * (last - first)
-    return filled
+    known = {index: ms for index, ms in enumerate(slots.values()) if ms is not None}
+    if not known:
+        return {}
+    times = np.interp(range(len(slots)), [*known], [*known.values()])
+    return dict(zip(slots, times.tolist(), strict=True))
 
 
 def _spans_by_id(document: Any, slots: Mapping[str, float]) -> dict[str, Span]:
@@ -220,7 +214,6 @@ def _in_order(siblings: Sequence[tuple[str, str, str | None]]) -> list[tuple[str
 
 
 def _read_praat(file: str, encoding: str | None) -> list[Tier]:
-    require_package("praatio", extra="corpora")
     parser = require_package("praatio.utilities.textgrid_io", extra="corpora")
     with open_text(file, encoding) as lines:
         text = lines.read()

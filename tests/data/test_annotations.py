@@ -128,6 +128,7 @@ def test_open_times_and_subdivisions_share_the_time_of_their_parent(tmp_path: Pa
     file.write_text(
         f'<ANNOTATION_DOCUMENT xmlns:xsi="{xsi}" xsi:noNamespaceSchemaLocation="x" VERSION="3.0">'
         '<HEADER TIME_UNITS="milliseconds">'
+        '<MEDIA_DESCRIPTOR MEDIA_URL="file:///x/lost.wav" TIME_ORIGIN="900"/>'
         '<MEDIA_DESCRIPTOR MEDIA_URL="https://far.example/talk.wav" TIME_ORIGIN="500"/></HEADER>'
         f"<TIME_ORDER>{''.join(values)}</TIME_ORDER>"
         f'<TIER TIER_ID="p">{ALIGNED.format("p1", "ts1", "ts4", "one two")}</TIER>'
